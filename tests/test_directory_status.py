@@ -6,7 +6,7 @@ import json
 import os
 import re
 import socket
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ import terminal
 from directory_steps import DriverRun, FaultyFiles, Message
 
 import cues
-from cues import Graph, Stream
+from cues import Graph, Stream, testing
 from cues.engine import record
-from cues.spark.cluster import inspection, lease
+from cues.spark.cluster import cleaning, inspection, lease, operations
+from cues.spark.cluster.delays import folder_of_delayed
 from cues.spark.cluster.files import sealed_json
 from cues.spark.cluster.lease import DriverLease, holders
 from cues.spark.cluster.ledger import Ledger
@@ -199,3 +200,116 @@ def test_the_page_shows_queues_messages_steps_and_errors_of_a_directory(files: F
     for refused in (lambda: look.state("g.p"), lambda: look.became("in", 1)):
         with pytest.raises(Unsupported):
             refused()
+
+
+# --- messages and timers that wait --------------------------------------------------------------
+
+START = datetime(2026, 1, 31, tzinfo=UTC)
+SET = [(1, 10), (2, 30), (1, 50), (3, 20), (3, None), (4, 40)]
+"""Numbers, and the seconds after which their timers are due; the timer of 1 is replaced, that of 3 is cancelled."""
+FAILING: set[int] = set()
+
+
+def at(seconds: int) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def sets(message: Message, process: Any) -> Any:
+    """Set or cancel the timer of a number, and give the message to the next processor at the same time."""
+    due = None if message["due"] is None else at(message["due"])
+    process.timer(message["n"], due)
+    return message if due is None else cues.delayed(message, deliver_at=due)
+
+
+def rings(timer: Message, process: Any) -> Message:
+    if timer["key"] in FAILING:
+        raise ValueError("not yet")
+    return {"n": timer["key"], "timer": True}
+
+
+def waits(files: FaultyFiles, size: int = 1) -> DriverRun:
+    options: dict[str, Any] = {"key": "n", "timer": rings, "ttl": "9d"}
+    streams = [Stream(sets, "in", "out", id="p", **options), Stream(dict, "out", "last", id="q")]
+    return DriverRun(files, Graph("g", streams), 1, lambda: size).claim()
+
+
+def test_messages_and_timers_that_wait_are_shown_in_the_words_for_a_store(files: FaultyFiles) -> None:
+    """The next timer is one that is set: not one that was replaced or cancelled, also while its file is due."""
+
+    def shown() -> tuple[Any, Any]:
+        rows = status(files.url)[1]
+        return rows["g.p"]["timer"], rows["g.q"]["delayed"]
+
+    with testing.Clock(START) as hands:
+        waits(files).feed("in", [{"n": n, "due": due} for n, due in SET]).run()
+        assert shown() == ("2026-01-31T00:00:30Z", {"messages": 5, "next": "2026-01-31T00:00:10Z"})
+        table = terminal.cues("status", files.url, "--table").out
+        assert "\ng.q holds 5 delayed messages, the next one until 2026-01-31T00:00:10Z\n" in table
+        assert "\nThe next timer of g.p is due at 2026-01-31T00:00:30Z\n" in table
+        FAILING.add(4)
+        try:
+            hands.advance(45)
+            with pytest.raises(cues.ProcessorStopped):
+                waits(files).run()
+        finally:
+            FAILING.clear()
+        assert inspection.records_of(files.url, "g.p", 1)[0].record.due
+        assert shown()[0] == "2026-01-31T00:00:40Z"  # moved, and not fired
+        waits(files).run()
+        assert shown() == ("2026-01-31T00:00:50Z", {"messages": 1, "next": "2026-01-31T00:00:50Z"})
+        folder = folder_of_delayed("g.p")
+        kept = {name: files.read(f"{folder}/{name}") for name in files.names(folder)}
+        for name in kept:
+            files.delete(f"{folder}/{name}")
+        assert shown()[0] == "2026-01-31T00:00:50Z"  # damage is for cues check
+        for name, data in kept.items():
+            files.write(f"{folder}/{name}", data or b"")
+        hands.advance(10)
+        waits(files).run()
+        assert shown() == (None, None)
+
+
+def test_more_timers_that_were_replaced_than_are_compared_at_once(
+    files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cues.spark.cluster.delays._COMPARED", 2)
+    with testing.Clock(START):
+        given = [{"n": n, "due": due} for due in range(10, 17) for n in range(3)]
+        waits(files, size=5).feed("in", given).run()
+        (last,) = inspection.records_of(files.url, "g.p", 1)
+        assert inspection.next_timer(files.url, last) == at(16)
+
+
+@pytest.mark.slow
+def test_what_waits_comes_after_its_queues_are_optimized_purged_and_vacuumed(
+    files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files are old enough to be deleted. Nothing is damaged after each command."""
+    monkeypatch.setattr("cues.spark.cluster.directory.KEEP_FILES_H", 0)
+    with testing.Clock(START) as hands:
+        run = waits(files).feed("in", [{"n": n, "due": 200_000 + n} for n in range(30)], lambda: 1).run()
+        for queue in ("in", "out"):
+            assert cleaning.merge(files, cleaning.plan_merge(files, queue)).files > 0
+            assert inspection.problems_of(files.url) == []
+        run = waits(files).run()
+        with operations.running_none(files, "g") as driver:
+            for queue in ("in", "out"):
+                assert operations.purge(driver, queue, 30).count == 29
+        for queue in ("in", "out"):
+            assert cleaning.vacuum(files, cleaning.plan_vacuum(files, queue)).files
+            assert inspection.problems_of(files.url) == []
+        hands.advance(200_100)
+        run = waits(files).run()
+    assert sorted(m["n"] for m in run.messages("out") if "timer" in m) == [*range(30)]
+    assert sorted(m["n"] for m in run.messages("last") if "timer" not in m) == [*range(30)]
+    assert inspection.problems_of(files.url) == []
+
+
+def test_a_replay_says_that_the_outputs_in_a_directory_are_not_compared(tmp_path: Path) -> None:
+    file = tmp_path / "graph.py"
+    file.write_text(GRAPH)
+    assert terminal.cues("send", f"{file}#in", "n=1").code == 0
+    assert "not compared" not in terminal.cues("replay", file, "--into", tmp_path / "again").err
+    record.note_queues(str(tmp_path / "data" / "g"), "g", "s3://bucket/flights")
+    replayed = terminal.cues("replay", file, "--into", tmp_path / "once more")
+    assert replayed.code == 0 and "The outputs in s3://bucket/flights are not compared" in replayed.err

@@ -14,6 +14,7 @@ from cues.cli import options
 from cues.cli.options import WrongUsage, command, option, store_option
 from cues.cli.output import CommandOutput, TableColumn, output_options, to_json
 from cues.cli.printing import out
+from cues.engine import record
 from cues.errors import StoreNotFound
 from cues.graphs import graphfile
 from cues.graphs.graphfile import shown
@@ -88,6 +89,9 @@ def replay(
             "give the store that it ran on, with --store.",
             path=str(path),
         )
+    noted = record.queues_of(path, file.graph.id)
+    if noted is not None:
+        options.note(f"The outputs in {noted.directory} are not compared: cues replay compares those in stores.")
     report = replays.replay(
         file.graph,
         into=into,

@@ -135,6 +135,7 @@ class DirectoryPlace:
             last.committed,
             failed.count,
             failed.last,
+            timer=inspection.next_timer(self.location, last),
             driver=last.record.owner,
             record=last.record.number,
             is_running=is_running,
@@ -431,7 +432,7 @@ def _figures(queue: QueueMetrics) -> dict[str, Any]:
 def _unit_lines(unit: ProcessorMetrics) -> Iterator[dict[str, Any]]:
     about: dict[str, Any] = {"processor": unit.processor, "record": unit.record, "committed": unit.stepped}
     about |= {"epoch": unit.epoch, "owner": unit.driver, "rate": unit.rate, "errors": unit.errors}
-    about["errors_more"] = unit.errors_more
+    about |= {"errors_more": unit.errors_more, "timer": unit.timer}
     about["last_error"] = vars(unit.last_error) if unit.last_error else None
     if not unit.tailers:  # a source that is a stream
         yield about

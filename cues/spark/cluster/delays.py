@@ -30,9 +30,11 @@ committed, or of messages that were delivered, are deleted later (maintenance.py
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -40,6 +42,7 @@ import pyarrow.compute as pc
 
 from cues import codec
 from cues.base import clock
+from cues.base import names as ids
 from cues.base.data import dataclass
 from cues.errors import Diverged
 from cues.graphs.plan import Plan
@@ -60,10 +63,11 @@ from cues.spark.cluster.directory import DataFile, PartitionLog
 from cues.spark.cluster.files import folder_of
 from cues.spark.cluster.parquet import FileWriter, StoredFile
 from cues.spark.cluster.state_files import StateRun
-from cues.steps.state_keys import ORDER, TIME_BYTES, TIMER, key_of_row
+from cues.steps.state_keys import ORDER, TIME_BYTES, TIMER, key_of_row, key_segment
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
+    from cues.spark.cluster.ledger import LedgerRecord
     from cues.spark.cluster.rows import Entrance
 
 NEVER_NS: Final = (1 << 63) - 1
@@ -73,6 +77,8 @@ MOVED_MESSAGES: Final = 100_000
 MOVED_BYTES: Final = 64 << 20
 MERGE_BYTES: Final = 8 << 20
 """A larger run is not merged, because a merge is in the memory of one task."""
+_COMPARED: Final = 256
+"""Number of timers that are compared with the state at once, to find the first one that is set."""
 _KEYS: Final = ("at", "index")
 """The time of delivery in nanoseconds, and the index on the queue; of a timer the segments of its key and its name. A
 run is sorted by them."""
@@ -181,6 +187,36 @@ def still_set(
     return [times.get(TIMER + segments) == clock.to_ns(codec.unpack(value)["at"]) for segments, value in timers]
 
 
+def first_timer(files: Files, processor: str, record: LedgerRecord) -> int | None:
+    """The time in nanoseconds of the first timer that is set and has not fired; None without one.
+
+    Timers are compared with the state in the order of their times, as many of the first ones may have been replaced.
+    Raises :class:`Diverged` if a file is missing or damaged.
+    """
+    folder, state = folder_of_delayed(processor), state_files.folder_of_state(processor)
+    pieces = [
+        Piece(folder, _file_of(run, tailer), run.start, run.count) for run in record.timers for tailer in run.files
+    ]
+    for tailer, file in record.due.items():
+        if ids.is_timer_queue(tailer):
+            pieces.append(Piece(folder, file, record.moved[tailer] - file.first, file.count))
+    timers = heapq.merge(*(_timers(files, piece) for piece in pieces))
+    while some := list(itertools.islice(timers, _COMPARED)):
+        found = still_set(files, state, record.state, [(segments, value) for _, segments, value in some])
+        if any(found):
+            return some[found.index(True)][0]
+    return None
+
+
+def _timers(files: Files, piece: Piece) -> Iterator[tuple[int, bytes, bytes]]:
+    """The time, the segments of key and name, and the message of each timer of a file, in the order of their times."""
+    for start in range(piece.start, piece.stop, _COMPARED):
+        stop = min(piece.stop, start + _COMPARED)
+        for value in read(files, piece._replace(start=start, stop=stop), ["value"]).column("value").to_pylist():
+            timer = codec.unpack(value)
+            yield clock.to_ns(timer["at"]), key_segment(timer["key"]) + key_segment(timer["name"]), value
+
+
 def merge(files: Files, folder: str, record: int, runs: Sequence[HeldRun]) -> HeldRun:
     """Write runs of the same inputs as one."""
     order: Any = None
@@ -224,8 +260,11 @@ def held(files: Files, folder: str, name: str) -> StoredFile:
 
 def _read(files: Files, folder: str, run: HeldRun, tailer: str, stop: int, columns: Sequence[str]) -> pa.Table:
     """The messages of a run that are held, up to ``stop``."""
-    file = DataFile(run.files[tailer], 0, run.count, 0, 0)
-    return read(files, Piece(folder, file, run.start, stop), columns).replace_schema_metadata()
+    return read(files, Piece(folder, _file_of(run, tailer), run.start, stop), columns).replace_schema_metadata()
+
+
+def _file_of(run: HeldRun, tailer: str) -> DataFile:
+    return DataFile(run.files[tailer], 0, run.count, 0, 0)
 
 
 def _bytes(table: pa.Table) -> int:

@@ -3,6 +3,7 @@
 QueueReader      the messages of a queue
 queues_of        the queues of a directory; logs_of: the partitions of one
 processors_of    the last record of each processor; records_of: the last records of one; rate_of: its messages a second
+next_timer       the time of the first timer of a processor
 feeder_lag       the number of messages of a source that are not in the directory yet
 problems_of      the damage
 
@@ -32,7 +33,7 @@ from cues.queues.store import Store
 from cues.spark.cluster import state_files
 from cues.spark.cluster.batches import Batches
 from cues.spark.cluster.data import Piece, messages, opened, pieces_of, read
-from cues.spark.cluster.delays import held
+from cues.spark.cluster.delays import first_timer, held
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory, problems_of_log
 from cues.spark.cluster.files import ID, Files, folder_of, identity_of, name_of, open_files, parsed, time_of
 from cues.spark.cluster.ledger import LedgerRecord
@@ -266,6 +267,24 @@ def rate_of(place: Place, last: ProcessorRecord) -> float:
         counts = fields.get("counts", {})
         count += counts.get("taken", counts.get("written", 0))
     return count / RATE_S
+
+
+def next_timer(place: Place, last: ProcessorRecord) -> datetime | None:
+    """The time of the first timer of a processor that is set and has not fired; None without one.
+
+    If files of timers or of the state are damaged, it may be the time of one that was replaced.
+    """
+    record = last.record
+    while True:
+        try:
+            first_ns = first_timer(_files(place), last.processor, record)
+        except CuesError:
+            (now,) = records_of(place, last.processor, 1)  # a running driver deletes files that it needs no more
+            if now.record.number != record.number:
+                record = now.record
+                continue
+            first_ns = min((run.next_ns for run in record.timers), default=None)
+        return None if first_ns is None else clock.to_datetime(first_ns)
 
 
 def feeder_lag(place: Place, last: ProcessorRecord, log: str) -> int | None:
