@@ -154,7 +154,10 @@ def soon_graph() -> Graph:
     indirect=["place"],
 )
 def test_kills_lose_and_double_no_delayed_message(place: Path, kills: int, spark: SparkSession) -> None:
-    """Workers are killed at random moments, while messages wait for their times; each time the driver is halted too."""
+    """Workers are killed at random moments, while messages wait for their times; each time the driver is halted too.
+
+    Before each kill a driver has delivered some messages, so each kill is of one that works.
+    """
     chance, count, done = random.Random(seeds.new()), 0, 0
     options: dict[str, Any] = {"store": place / "store", "queues": directories.queues_at(place)}
 
@@ -180,13 +183,16 @@ def test_kills_lose_and_double_no_delayed_message(place: Path, kills: int, spark
 
     def killed(running: Any) -> bool:
         nonlocal done
+        before = len(numbers("out"))
         some(running, chance.randrange(5, 30))
-        ended = killed_one(chance, directories.python_workers(spark))
+        until(lambda: bool(running.stopped) or len(numbers("out")) > before, timeout_s=240)
+        ended = not running.stopped and killed_one(chance, directories.python_workers(spark))
         done += ended
         return ended
 
     while done < kills:
         life(killed)
+        print(f"{done} kills, {count} messages, {len(numbers('out'))} delivered")
     until(lambda: life(lambda running: numbers("out") == numbers("sums") == [*range(count)]), timeout_s=600)
     print(f"{count} messages, {kills} kills")
     found = directories.left(place, soon_graph())
