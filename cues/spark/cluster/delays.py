@@ -42,7 +42,6 @@ import pyarrow.compute as pc
 
 from cues import codec
 from cues.base import clock
-from cues.base import names as ids
 from cues.base.data import dataclass
 from cues.errors import Diverged
 from cues.graphs.plan import Plan
@@ -67,7 +66,6 @@ from cues.steps.state_keys import ORDER, TIME_BYTES, TIMER, key_of_row, key_segm
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
-    from cues.spark.cluster.ledger import LedgerRecord
     from cues.spark.cluster.rows import Entrance
 
 NEVER_NS: Final = (1 << 63) - 1
@@ -187,22 +185,25 @@ def still_set(
     return [times.get(TIMER + segments) == clock.to_ns(codec.unpack(value)["at"]) for segments, value in timers]
 
 
-def first_timer(files: Files, processor: str, record: LedgerRecord) -> int | None:
+def first_timer(
+    files: Files,
+    processor: str,
+    state: Sequence[StateRun],
+    runs: Iterable[HeldRun],
+    due: Iterable[tuple[DataFile, int]],
+) -> int | None:
     """The time in nanoseconds of the first timer that is set and has not fired; None without one.
 
-    Timers are compared with the state in the order of their times, as many of the first ones may have been replaced.
-    Raises :class:`Diverged` if a file is missing or damaged.
+    ``due``: the files of timers that were moved, with the index that is delivered next. Timers are compared with the
+    state in the order of their times, as many of the first ones may have been replaced. Raises :class:`Diverged` if a
+    file is missing or damaged.
     """
-    folder, state = folder_of_delayed(processor), state_files.folder_of_state(processor)
-    pieces = [
-        Piece(folder, _file_of(run, tailer), run.start, run.count) for run in record.timers for tailer in run.files
-    ]
-    for tailer, file in record.due.items():
-        if ids.is_timer_queue(tailer):
-            pieces.append(Piece(folder, file, record.moved[tailer] - file.first, file.count))
+    folder, states = folder_of_delayed(processor), state_files.folder_of_state(processor)
+    pieces = [Piece(folder, _file_of(run, tailer), run.start, run.count) for run in runs for tailer in run.files]
+    pieces += [Piece(folder, file, next - file.first, file.count) for file, next in due]
     timers = heapq.merge(*(_timers(files, piece) for piece in pieces))
     while some := list(itertools.islice(timers, _COMPARED)):
-        found = still_set(files, state, record.state, [(segments, value) for _, segments, value in some])
+        found = still_set(files, states, state, [(segments, value) for _, segments, value in some])
         if any(found):
             return some[found.index(True)][0]
     return None

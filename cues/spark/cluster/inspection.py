@@ -277,7 +277,8 @@ def next_timer(place: Place, last: ProcessorRecord) -> datetime | None:
     record = last.record
     while True:
         try:
-            first_ns = first_timer(_files(place), last.processor, record)
+            due = [(file, record.moved[id]) for id, file in record.due.items() if names.is_timer_queue(id)]
+            first_ns = first_timer(_files(place), last.processor, record.state, record.timers, due)
         except CuesError:
             (now,) = records_of(place, last.processor, 1)  # a running driver deletes files that it needs no more
             if now.record.number != record.number:
