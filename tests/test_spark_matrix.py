@@ -275,8 +275,8 @@ class Mode(NamedTuple):
     """The kinds of the slow set: none where a mode starts processes of Spark that other tests start too.
 
     CPU time of a cell: 3.3 s with workers; about 1 s in a session that is there, whose start takes 22 s, or 40 s with
-    processes of executors; 15 s of spark-submit; 3.5 s with a driver that is killed. The slow set has no time for a third
-    of all modes, so it has a third of the first three, which take each kind once, and one in seven of six others.
+    processes of executors; 15 s of spark-submit; 3.5 s with a driver that is killed. The slow set has no time for a
+    third of all modes, so it has a third of the first three, which take each kind once, and one in seven of six others.
     """
 
 
