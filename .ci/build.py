@@ -17,6 +17,7 @@ import io
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 from pathlib import Path
@@ -43,6 +44,9 @@ def build(root: Path, folder: Path, *kinds: str) -> list[Path]:
             *(f"--{kind}" for kind in kinds or ("wheel", "sdist")),
         ]
         environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0", "LC_ALL": "C"}
+        # The C of mypyc has the paths of its headers, in the texts of assertions. Each environment has its own.
+        places = f"-ffile-prefix-map={sysconfig.get_path('purelib')}=. -ffile-prefix-map={scratch}=."
+        environment["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} {places}".strip()
         done = subprocess.run(
             [*command, "--outdir", made, tree], env=environment, umask=0o022, capture_output=True, text=True
         )
