@@ -13,11 +13,11 @@ With CUES_COMPILE=1 the core in the wheel is machine code. Then the C compiler b
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import io
 import os
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tempfile
 from pathlib import Path
@@ -45,8 +45,10 @@ def build(root: Path, folder: Path, *kinds: str) -> list[Path]:
         ]
         environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0", "LC_ALL": "C"}
         # The C of mypyc has the paths of its headers, in the texts of assertions. Each environment has its own.
-        places = f"-ffile-prefix-map={sysconfig.get_path('purelib')}=. -ffile-prefix-map={scratch}=."
-        environment["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} {places}".strip()
+        mypyc = importlib.util.find_spec("mypyc")
+        places = [scratch, *(str(Path(place).parent) for place in (mypyc and mypyc.submodule_search_locations) or ())]
+        flags = [os.environ.get("CFLAGS", ""), *(f"-ffile-prefix-map={place}=." for place in places)]
+        environment["CFLAGS"] = " ".join(filter(None, flags))
         done = subprocess.run(
             [*command, "--outdir", made, tree], env=environment, umask=0o022, capture_output=True, text=True
         )
