@@ -70,7 +70,9 @@ def test_from_every_position_the_rest_follows(case: SourceCase, tmp_path: Path, 
 
     whole = list(read(None, SimpleNamespace(state={}, stopping=False)))
     assert rows(whole) == ROWS
-    stride = 6 if any(name in request.node.name for name in SERVERS) else 1  # each round of these is a connection
+    # Each round of a server is a connection. One source of HTTP begins at every position.
+    name = request.node.name
+    stride = 6 if any(server in name for server in SERVERS) and "http-post" not in name else 1
     for stop in range(len(whole))[::-stride]:
         process = SimpleNamespace(state={}, stopping=False)
         before = list(itertools.islice(read(None, process), stop + 1))
