@@ -381,6 +381,21 @@ def test_a_pace_learns_from_what_was_there(clock: testing.Clock) -> None:
     assert whole.count == 1000
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("growth", [2, 8])
+def test_steps_grow_by_the_given_ratio_up_to_their_bound(clock: testing.Clock, growth: int, fixed: bool) -> None:
+    """Ten messages a millisecond; a bound of a second; a step that was too slow is followed by one that is not."""
+    pace = Pace(1_000_000, 1.0, small=True, first=10, growth=growth, fixed=fixed)
+    counts = []
+    for _ in range(12):
+        counts.append(pace.count)
+        pace.ran(pace.count, 100_000 * pace.count)
+    assert counts == [min(10 * growth**turn, 10_000) for turn in range(12)]
+    if not fixed:
+        pace.ran(pace.count, 2 * 10**9)
+        assert pace.count == 5_000
+
+
 def test_a_stride_is_one_call_where_calls_are_slow(clock: testing.Clock) -> None:
     stride = Stride(250_000_000)
     stride.begin(True)

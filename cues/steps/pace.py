@@ -3,9 +3,9 @@
     Pace      for each step: as many messages as fit the bound, by the cost of earlier calls
     Stride    within a step of a message function: the number of calls until the next check of the clock
 
-A step is at most twice as large as the last one (batch function: as the largest of the last 16), so if calls get
-slower it takes at most twice as long as wanted; it shrinks at once. The hash of a message, and the ranges of a
-repeated snapshot, do not depend on the pace.
+A step is at most ``growth`` times as large as the last one (batch function: as the largest of the last 16), mostly
+twice, so if calls get slower it takes at most twice as long as wanted; it shrinks at once. The hash of a message, and
+the ranges of a repeated snapshot, do not depend on the pace.
 """
 
 from __future__ import annotations
@@ -35,13 +35,23 @@ class Pace:
     """
 
     def __init__(
-        self, most: int, bound_s: float | None, *, small: bool, least: int = 1, first: int = 1, fixed: bool = False
+        self,
+        most: int,
+        bound_s: float | None,
+        *,
+        small: bool,
+        least: int = 1,
+        first: int = 1,
+        fixed: bool = False,
+        growth: int = 2,
     ) -> None:
         """``bound_s`` None: every step takes ``most``. ``least``: number of concurrent calls. ``fixed``: one call
-        takes the whole step, and part of its cost may not depend on the number of messages."""
+        takes the whole step, and part of its cost may not depend on the number of messages. ``growth``: the largest
+        ratio of a step to the one before."""
         self.most = most
         self.bound_ns = None if bound_s is None else max(1, round(bound_s * 1e9))
         self._least = min(least, most)
+        self._growth = growth
         self.count = min(max(self._least, first), most) if small and self.bound_ns is not None and most > FEW else most
         self._calls: deque[tuple[int, int]] | None = deque(maxlen=_CALLS) if fixed else None
         """Messages and nanoseconds of the last calls, since the cost last jumped."""
@@ -60,7 +70,7 @@ class Pace:
         if size < self.count:
             self.count = size
         elif count >= self.count:  # a step with fewer messages proves nothing about more
-            self.count = min(size, 2 * largest)
+            self.count = min(size, self._growth * largest)
 
     def _jumped(self, calls: deque[tuple[int, int]], count: int, spent_ns: int, bound_ns: int) -> bool:
         """Remember a call. Return whether it took four times as long as any before it, and twice the bound.

@@ -62,6 +62,9 @@ FIRST_MESSAGES: Final = 1_000
 """Most messages of the first step, when the time of a call is not known."""
 SECOND_MESSAGES: Final = 10_000
 """Most messages of the second step. Later ones grow as long as a step takes less than :data:`STEP_S`."""
+GROWTH: Final = 8
+"""The largest ratio of a step to the one before. A small step costs more for each message: its job has a cost of its
+own, and its tasks read whole row groups for some of their rows."""
 STEP_S: Final = 5.0
 SLOWEST_S: Final = 2 * STEP_S
 """The longest time of a step of slow calls, approximately: fewer messages are taken then. It is more than
@@ -186,7 +189,7 @@ class Stage:
         self._hasher = self._own.hasher
         self._jobs = JobGroup(driver.context, node.id, f"cues {node.id} {driver.owner}")
         self._stop: ProcessorStopped | None = None
-        self._pace = Pace(STEP_MESSAGES, STEP_S, small=True, least=SECOND_MESSAGES, fixed=True)
+        self._pace = Pace(STEP_MESSAGES, STEP_S, small=True, least=SECOND_MESSAGES, fixed=True, growth=GROWTH)
         self._each_s: float | None = None
         """The work of a message, as tasks have measured it."""
         self._each_bytes = 0.0
