@@ -51,19 +51,20 @@ from cues.errors import AlreadyRunning, CuesError, Diverged, Fenced, ProcessorSt
 from cues.processors import sql
 from cues.records import batch
 from cues.records.provenance import Provenance, merge
-from cues.spark.cluster import data, inspection, maintenance, operations, parquet, state_files
+from cues.spark.cluster import data, feeder, inspection, maintenance, operations, parquet, state_files
 from cues.spark.cluster import directory as directory_module
 from cues.spark.cluster import engine as engine_module
 from cues.spark.cluster import files as files_module
 from cues.spark.cluster import lease as lease_module
 from cues.spark.cluster.batches import Batches
-from cues.spark.cluster.data import GROUP_ROWS, Piece, Rows, Writer, read, read_rows
+from cues.spark.cluster.data import GROUP_ROWS, Piece, QueueWriter, Rows, Writer, hash_runs, read, read_rows
 from cues.spark.cluster.directory import DataFile, QueueDirectory
 from cues.spark.cluster.files import LocalFiles, ObjectFiles, open_files
 from cues.spark.cluster.lease import DriverLease
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.publish import publish
 from cues.spark.cluster.shared import SharedQueue
+from cues.spark.cluster.typed import TypedColumns
 from cues.spark.options import QueueAddress
 from cues.steps.state_keys import key_of_row, key_segment
 
@@ -706,6 +707,55 @@ def test_more_messages_than_a_row_group_has(files: FaultyFiles) -> None:
     assert rows.values == [b"%d" % (GROUP_ROWS - 1), b"%d" % GROUP_ROWS]
     assert rows.times_us == [GROUP_ROWS - 1, GROUP_ROWS]
     assert metadata(rows.provenance) == metadata(came.slice(GROUP_ROWS - 1, GROUP_ROWS + 1))
+
+
+def test_messages_that_wait_for_a_row_group_keep_their_order_and_their_hashes(files: FaultyFiles) -> None:
+    """Some have provenance, and are written at once; those before them wait; a large one waits for no other."""
+    hashes = [f"{n:032x}" for n in range(9)]
+    writer = QueueWriter(files, "q", cues.QueueOptions(), "p", 1, 5, TypedColumns())
+    writer.add_plain([b"a", b"bc"], hashes[:2], [1, 1])
+    writer.add_plain([b"d"] * 3, hashes[2:4], [2, 1])
+    writer.add([b"e"], hash_runs([hashes[4]], [1]), Provenance(1, {"src": (7, None)}))
+    writer.add_plain([b"f" * (2 << 20)], [hashes[5]], [1])
+    assert not writer._plain.counts
+    writer.add_plain([b"g"] * (GROUP_ROWS + 1), [hashes[6]], [GROUP_ROWS + 1])
+    writer.add_plain([b"h"], [hashes[7]], [1])
+    (file,) = writer.close()
+    rows = read_rows(files, [Piece("q", file, 0, file.count)])
+    assert rows.values == [b"a", b"bc", b"d", b"d", b"d", b"e", b"f" * (2 << 20), *[b"g"] * (GROUP_ROWS + 1), b"h"]
+    counts = [1, 1, 2, 1, 1, 1, GROUP_ROWS + 1, 1]
+    assert rows.hashes == [hash for hash, count in zip(hashes, counts) for _ in range(count)]
+    assert [bool(metadata(rows.slice(at, at + 1).provenance)[0]) for at in (4, 5, 6)] == [False, True, False]
+
+
+def test_record_batches_of_one_append_are_copied_as_one_run(tmp_path: Path) -> None:
+    """Each message keeps its time, hash, metadata and bytes: of small records, of long ones, and of parts of them."""
+    given: list[Message] = [{"n": n} for n in range(3000)]
+    with cues.open(tmp_path / "store") as store:
+        queue = store.queue("in")
+        appender = queue.appender()
+        appender.write_many(given[:2000])
+        appender.write_many(given[2000:2900])
+        for message in ({"long": "x" * 10_000}, {"n": 0, "q/meta": {"own": 1}}, {"n": 1, "q/meta": {"own": 2}}):
+            appender.write(message)
+        appender.write_many(given[2900:])
+        log, total = queue.core.log, queue.core.row().next - 1
+        with store.core.view() as txn:
+            batches = log.batches(log.read(txn, log.row(txn), 1, total, 1 << 30))
+        parts = [(batch, batch.first, batch.next) for batch in batches]
+        batches[2].head.hash = bytes(16)  # as of another step with the same time
+        parts[0] = batches[0], 2, batches[0].next - 1  # a copy may begin and end within a record
+        runs = list(feeder._runs(parts))
+        values = [value for run in runs for value in run.values.to_pylist()]
+        times = [run.time_us for run in runs for _ in range(len(run.values))]
+        meta = [run.provenance.at(offset) for run in runs for offset in range(len(run.values))]
+        wanted = [(batch, at) for batch, low, high in parts for at in range(low - batch.first, high - batch.first)]
+        assert values == [cues.codec.pack(batch.messages()[at]) for batch, at in wanted]
+        assert times == [batch.head.time_ns // 1000 for batch, _ in wanted]
+        assert [entry.get("own") for entry in meta if entry] == [1, 2]
+        hashes = [run.hash for run in runs for _ in range(len(run.values))]
+        assert hashes == [batch.head.hash.hex() if batch.head.hash else None for batch, _ in wanted]
+        assert len(batches) >= 13 and len(runs) == 8
 
 
 @pytest.mark.parametrize("seed", seeds.among(range(20), fast=6))

@@ -20,6 +20,7 @@ import itertools
 import json
 import socket
 import time
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -70,6 +71,8 @@ GROUP_ROWS: Final = 16_384
 """Rows of a row group. A task reads the groups that have its rows."""
 _FLUSH_BYTES: Final = 16 << 20
 """Bytes of messages that a writer holds before it writes a row group."""
+_PLAIN_BYTES: Final = 1 << 20
+"""Bytes of messages without provenance that wait for more, because each array of Arrow has a cost of its own."""
 
 
 class Piece(NamedTuple):
@@ -561,6 +564,35 @@ class Writer:
         return DataFile(self._name, 0, self.count, size, time.time_ns() // 1_000_000, self._partition, bounds)
 
 
+class Plain:
+    """Packed messages, joined, and the hashes of those that were added with some."""
+
+    def __init__(self) -> None:
+        self.ends = array("i", [0])
+        """The offset of the first message in all bytes, and the offset after each."""
+        self.hashes: list[str | None] = []
+        self.counts: list[int] = []
+        """For each hash the number of messages that have it."""
+        self._parts: list[bytes | memoryview] = []
+
+    def add(self, values: Sequence[bytes], hashes: Sequence[str | None], counts: Sequence[int]) -> None:
+        self._parts.append(b"".join(values))
+        self.ends.extend(itertools.islice(itertools.accumulate(map(len, values), initial=self.ends[-1]), 1, None))
+        self.hashes += hashes
+        self.counts += counts
+
+    def add_array(self, packed: memoryview, cuts: Sequence[int]) -> None:
+        """Add messages that follow one another in ``packed``, from each cut to the next."""
+        self._parts.append(packed[cuts[0] : cuts[-1]])
+        shift = self.ends[-1] - cuts[0]
+        self.ends.extend([cut + shift for cut in cuts[1:]])
+
+    def array(self) -> pa.Array:
+        """The messages as an array of bytes."""
+        buffers = [None, pa.py_buffer(self.ends), pa.py_buffer(b"".join(self._parts))]
+        return pa.Array.from_buffers(pa.binary(), len(self.ends) - 1, buffers)
+
+
 class QueueWriter:
     """Writes messages to a queue: into one data file for each partition that gets messages."""
 
@@ -585,9 +617,25 @@ class QueueWriter:
         way = options.partitioner if options.partitioner in UNKEYED else None
         self._turns = Router(options.partitions, None, way, turn)
         self._writers: dict[int, Writer] = {}
+        self._plain = Plain()
+
+    def add_plain(self, values: Sequence[bytes], hashes: Sequence[str], counts: Sequence[int]) -> None:
+        """Add messages without provenance; each hash is that of as many of them as its count says."""
+        if self._turns.partitions > 1:
+            self.add(values, hash_runs(hashes, counts), None)
+            return
+        self._plain.add(values, hashes, counts)
+        if len(self._plain.ends) > GROUP_ROWS or self._plain.ends[-1] >= _PLAIN_BYTES:
+            self._write_plain()
+
+    def _write_plain(self) -> None:
+        plain, self._plain = self._plain, Plain()
+        if plain.hashes:
+            self._writer(0).add(plain.array(), hash_runs(plain.hashes, plain.counts), None)
 
     def add(self, values: Sequence[bytes], hashes: pa.Array, provenance: Provenance | None) -> None:
         """Add messages. A watermark is on every partition."""
+        self._write_plain()
         if self._turns.partitions == 1:
             self._writer(0).add(values, hashes, provenance)
             return
@@ -605,6 +653,7 @@ class QueueWriter:
         self, rows: pa.Table, shares: Sequence[PartitionShare] | None, hash: str, provenance: Provenance | None
     ) -> None:
         """Add the rows of a table as messages; ``shares``: those of each partition, if the message decides."""
+        self._write_plain()
         if self._turns.partitions == 1:
             self._add_rows(0, rows, hash, provenance)
             return
@@ -624,6 +673,7 @@ class QueueWriter:
 
     def close(self) -> list[DataFile]:
         """Write the rest. Return the files, whose first indices are not known."""
+        self._write_plain()
         files = [writer.close() for writer in self._writers.values()]
         return [file for file in files if file is not None]
 

@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from array import array
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -49,7 +48,7 @@ from cues.records.columns import integers
 from cues.records.packed import packed_arrays, unpacked
 from cues.records.positions import NO_SEAL
 from cues.records.provenance import Provenance, concat, decode
-from cues.spark.cluster.data import Writer, hash_runs
+from cues.spark.cluster.data import Plain, Writer, hash_runs
 from cues.spark.cluster.files import folder_of, identity_of
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.publish import publish
@@ -372,7 +371,7 @@ class Feeder:
     def read_runs(self, queue: Queue, start: int, end: int) -> tuple[list[_Run], int, int]:
         """Messages from an index on, the index of the first, and the index after the last."""
         batches, first, next = self._batches(queue, start, end)
-        runs = [_run(batch, low - batch.first, high - batch.first) for batch, low, high in batches]
+        runs = list(_runs(batches))
         if queue.name in self.driver.without_delays:
             runs = [run._replace(provenance=run.provenance.delivered()) for run in runs]
         return runs, first, next
@@ -399,7 +398,7 @@ class Feeder:
                     "use a queue without them, or run Spark without queues=.",
                 )
             if batch.delays and queue.name in self.driver.without_delays:
-                self._refuse_delayed(queue, low, _run(batch, low - batch.first, high - batch.first).provenance)
+                self._refuse_delayed(queue, low, _provenance(batch, low, high))
             batches.append((batch, low, high))
             next = high
         return batches, first, next
@@ -437,7 +436,7 @@ class Feeder:
 
 
 class _Run(NamedTuple):
-    """The messages of one record batch."""
+    """The messages of one record batch, or of several that have the same hash and time and no provenance."""
 
     values: pa.Array | pa.Table
     """The packed messages; or the messages as a table, if they are a record of columns."""
@@ -450,18 +449,35 @@ class _Run(NamedTuple):
         return isinstance(self.values, pa.Table)
 
 
-def _run(batch: Batch, start: int, stop: int) -> _Run:
+def _runs(batches: Sequence[tuple[Batch, int, int]]) -> Iterator[_Run]:
+    """The messages of record batches, each with its range. One array for many costs less than one for each."""
+    for key, group in groupby(batches, _key):
+        some = list(group)
+        batch, low, high = some[0]
+        hash, time_us = batch.head.hash.hex() if batch.head.hash else None, batch.head.time_ns // 1000
+        if batch.schema is not None:
+            table = pa.Table.from_batches([batch.table().slice(low - batch.first, high - low)])
+            yield _Run(table, hash, time_us, _provenance(batch, low, high))
+            continue
+        values = Plain()
+        for batch, low, high in some:
+            values.add_array(batch.body(), batch.cuts()[low - batch.first : high - batch.first + 1])
+        one = Provenance(len(values.ends) - 1, {}) if key[0] is None else _provenance(batch, low, high)
+        yield _Run(values.array(), hash, time_us, one)
+
+
+def _key(part: tuple[Batch, int, int]) -> tuple[int | None, bytes | None, int]:
+    """The key of record batches that can be one run: the first is the index of one that must be alone."""
+    batch = part[0]
+    alone = batch.schema is not None or batch.head.provenance is not None
+    return batch.first if alone else None, batch.head.hash, batch.head.time_ns
+
+
+def _provenance(batch: Batch, low: int, high: int) -> Provenance:
+    """The provenance of the messages of a record batch in [low, high)."""
     head = batch.head
-    if batch.schema is not None:
-        values = pa.Table.from_batches([batch.table().slice(start, stop - start)])
-    else:
-        edges = array("i", batch.cuts()[start : stop + 1])
-        values = pa.Array.from_buffers(
-            pa.binary(), stop - start, [None, pa.py_buffer(edges), pa.py_buffer(batch.body())]
-        )
-    provenance = Provenance(head.count, {}) if head.provenance is None else decode(head.provenance, head.count)
-    hash = head.hash.hex() if head.hash else None
-    return _Run(values, hash, head.time_ns // 1000, provenance.slice(start, stop))
+    whole = Provenance(head.count, {}) if head.provenance is None else decode(head.provenance, head.count)
+    return whole.slice(low - batch.first, high - batch.first)
 
 
 def _position_of(packed: str | None) -> bytes | None:

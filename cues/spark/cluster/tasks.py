@@ -479,12 +479,15 @@ class _FilesWork(StretchWork):
         if self.task.sees == "keys" and not node.options.batch:  # the messages are not consecutive
             cuts = [Cut(offset, offset + 1, None) for offset in range(count)]
         runs = [self._hasher.digest(taken.ranges(cut.start, cut.stop)).hex() for cut in cuts]
-        hashes = hash_runs(runs, (cut.stop - cut.start for cut in cuts))
+        counts = [cut.stop - cut.start for cut in cuts]
         for target, some in chunks.items():
             origins, values, provenance = _in_order(some)
             result.written += len(values)
-            own = hashes if origins == range(len(hashes)) else hashes.take(integers(origins))
-            self._writer(target).add(values, own, provenance)
+            if origins == range(count) and provenance is None:
+                self._writer(target).add_plain(values, runs, counts)
+            else:
+                own = hash_runs(runs, counts).take(integers(origins))
+                self._writer(target).add(values, own, provenance)
         for binding, output in results.outputs.items():
             if isinstance(output, TableOutput) and output.table.num_rows:
                 self._write_table(self.job.outputs[binding], output, taken, runs[-1])
