@@ -146,7 +146,7 @@ def _framed(kind: str, messages: list[Any]) -> Callable[[], Iterator[bytes]]:
     return seeds
 
 
-def _graph() -> dict[str, Any]:
+def a_graph() -> dict[str, Any]:
     graph = cues.Graph("g", errors="errors", queues={"in": QueueOptions(retention=5, partitions=2)})
     graph.stream("in", "out", id="f", key="k", retries=2)(json.dumps)
     graph.sink("out", id="s", batch_size=7)(json.dumps)
@@ -194,7 +194,7 @@ def _directory_record(raw: bytes) -> Any:
     return ledger.LedgerRecord.of(3, files.parsed(_Files(), "3.json", raw, files.ANY_FORM))  # type: ignore[arg-type]
 
 
-def _directory_records() -> Iterator[bytes]:
+def directory_records() -> Iterator[bytes]:
     from cues.spark.cluster import ledger
     from cues.spark.cluster.directory import DataFile
 
@@ -219,7 +219,7 @@ def _log_entry(raw: bytes) -> Any:
     return parsed_entry(_Files(), "3.json", raw)  # type: ignore[arg-type]
 
 
-def _log_entries() -> Iterator[bytes]:
+def log_entries() -> Iterator[bytes]:
     from cues.spark.cluster.directory import sealed_entry
 
     add = {"path": "a.parquet", "partitionValues": {"partition": "0", "first": "1"}, "size": 9, "modificationTime": 7}
@@ -430,7 +430,7 @@ DECODERS: dict[str, Decoder] = {
     ),
     "graph": Decoder(
         tuple(importlib.import_module(f"cues.graphs.{name}") for name in ("graph", "processor", "declaration")),
-        lambda: [json.dumps(_graph()).encode()],
+        lambda: [json.dumps(a_graph()).encode()],
         _planned,
         (CuesError, json.JSONDecodeError, UnicodeDecodeError),
     ),
@@ -449,13 +449,13 @@ DECODERS: dict[str, Decoder] = {
     ),
     "directory record": Decoder(
         (importlib.import_module("cues.spark.cluster.ledger"), importlib.import_module("cues.spark.cluster.files")),
-        _directory_records,
+        directory_records,
         lambda raw: _directory_record(raw) and None,
         seal=_seal_json,
     ),
     "directory log": Decoder(
         (importlib.import_module("cues.spark.cluster.directory"), importlib.import_module("cues.spark.cluster.typed")),
-        _log_entries,
+        log_entries,
         lambda raw: _log_entry(raw) and None,
         seal=_seal_entry,
     ),

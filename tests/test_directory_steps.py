@@ -717,7 +717,7 @@ def test_messages_that_wait_for_a_row_group_keep_their_order_and_their_hashes(fi
     writer.add_plain([b"d"] * 3, hashes[2:4], [2, 1])
     writer.add([b"e"], hash_runs([hashes[4]], [1]), Provenance(1, {"src": (7, None)}))
     writer.add_plain([b"f" * (2 << 20)], [hashes[5]], [1])
-    assert not writer._plain.counts
+    assert not writer.plain.counts
     writer.add_plain([b"g"] * (GROUP_ROWS + 1), [hashes[6]], [GROUP_ROWS + 1])
     writer.add_plain([b"h"], [hashes[7]], [1])
     (file,) = writer.close()
@@ -745,7 +745,7 @@ def test_record_batches_of_one_append_are_copied_as_one_run(tmp_path: Path) -> N
         parts = [(batch, batch.first, batch.next) for batch in batches]
         batches[2].head.hash = bytes(16)  # as of another step with the same time
         parts[0] = batches[0], 2, batches[0].next - 1  # a copy may begin and end within a record
-        runs = list(feeder._runs(parts))
+        runs = list(feeder.runs_of(parts))
         values = [value for run in runs for value in run.values.to_pylist()]
         times = [run.time_us for run in runs for _ in range(len(run.values))]
         meta = [run.provenance.at(offset) for run in runs for offset in range(len(run.values))]

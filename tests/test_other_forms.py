@@ -110,7 +110,7 @@ def of_json(decode: Callable[[Here], Any]) -> Callable[[Any], Any]:
     return use
 
 
-RECORDS = [json.loads(raw) for raw in fuzzing._directory_records()]
+RECORDS = [json.loads(raw) for raw in fuzzing.directory_records()]
 for record in RECORDS:
     del record["seal"]
 RECORDS[1] |= {
@@ -127,7 +127,7 @@ SMALL: dict[str, tuple[Any, Callable[[Here], Any]]] = {
     "plan": ({"id": "ab", "settings": {"a": "1"}}, lambda at: batches.Batches(at, "g.f").begin({})),
     "batch": (
         {"list": [{"in": [1, 4]}, "9f"]},
-        lambda at: batches.Batches(at, "g.f")._list("b", at.raw, batches._BATCH),
+        lambda at: batches.Batches(at, "g.f").list_in("b", at.raw, batches.BATCH),
     ),
     "lease": (
         {"owner": "me", "host": "h", "pid": 1, "since": "2026-03-01T12:00:00+00:00"},
@@ -138,7 +138,7 @@ SMALL: dict[str, tuple[Any, Callable[[Here], Any]]] = {
 
 def _ledger(at: Here) -> ledger.Ledger:
     found = ledger.Ledger(at, "g.f", "me")
-    found._newest = lambda: 3  # type: ignore[method-assign]
+    found.newest = lambda: 3  # type: ignore[method-assign]
     return found
 
 
@@ -153,7 +153,7 @@ def test_a_small_file_of_a_shared_directory_of_another_form_is_refused(kind: str
 
 
 def test_an_entry_of_a_log_of_another_form_is_refused() -> None:
-    for raw in fuzzing._log_entries():
+    for raw in fuzzing.log_entries():
         valid = [json.loads(line) for line in raw.decode().splitlines()[1:]]
         refused(
             (each for each in variants(valid) if isinstance(each, list)),
@@ -170,8 +170,8 @@ def test_the_plain_data_of_a_graph_of_another_form_is_refused() -> None:
         except CuesError as error:
             raise GraphError(error.message, error.hint) from error
 
-    use(fuzzing._graph())
-    accepted, found = refused(variants(fuzzing._graph()), use, CuesError)  # type: ignore[arg-type]
+    use(fuzzing.a_graph())
+    accepted, found = refused(variants(fuzzing.a_graph()), use, CuesError)  # type: ignore[arg-type]
     assert found > accepted > 20
 
 

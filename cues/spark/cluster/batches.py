@@ -32,7 +32,7 @@ BLOCK: Final = 256
 _LIST: Final = "list"
 """The field of a record that has a list, of a batch or of a block."""
 _PLAN: Final = {"id": str, "settings?": {str: object}}
-_BATCH: Final = [{str: [int, int]}, str]
+BATCH: Final = [{str: [int, int]}, str]
 
 
 class Batch(NamedTuple):
@@ -100,7 +100,7 @@ class Batches:
         if first not in self._blocks:
             text = self._files.read(self._name(number))
             if text is not None:
-                return Batch.of(number, self._list(self._name(number), text, _BATCH))
+                return Batch.of(number, self.list_in(self._name(number), text, BATCH))
             self._look_for_block(first)  # it may have been made meanwhile
         return Batch.of(number, self._blocks[first][number - first]) if first in self._blocks else None
 
@@ -109,7 +109,7 @@ class Batches:
         if text is None:
             self._loose = first
         else:
-            self._blocks = {first: self._list(self._block(first), text, [_BATCH] * BLOCK)}
+            self._blocks = {first: self.list_in(self._block(first), text, [BATCH] * BLOCK)}
 
     def need(self, number: int) -> Batch:
         """A batch that must be there. Raises :class:`Diverged` if it is not."""
@@ -146,7 +146,7 @@ class Batches:
     def _block(self, first: int) -> str:
         return f"{self.folder}/{first:012d}-.json"
 
-    def _list(self, name: str, text: bytes, form: Any) -> list[Any]:
+    def list_in(self, name: str, text: bytes, form: Any) -> list[Any]:
         if text[:1] != b"[":
             data = parsed(self._files, name, text, {_LIST: form})[_LIST]
         else:  # an earlier version wrote a list without a checksum

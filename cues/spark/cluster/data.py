@@ -617,19 +617,20 @@ class QueueWriter:
         way = options.partitioner if options.partitioner in UNKEYED else None
         self._turns = Router(options.partitions, None, way, turn)
         self._writers: dict[int, Writer] = {}
-        self._plain = Plain()
+        self.plain = Plain()
+        """Messages that wait until they are a row group."""
 
     def add_plain(self, values: Sequence[bytes], hashes: Sequence[str], counts: Sequence[int]) -> None:
         """Add messages without provenance; each hash is that of as many of them as its count says."""
         if self._turns.partitions > 1:
             self.add(values, hash_runs(hashes, counts), None)
             return
-        self._plain.add(values, hashes, counts)
-        if len(self._plain.ends) > GROUP_ROWS or self._plain.ends[-1] >= _PLAIN_BYTES:
+        self.plain.add(values, hashes, counts)
+        if len(self.plain.ends) > GROUP_ROWS or self.plain.ends[-1] >= _PLAIN_BYTES:
             self._write_plain()
 
     def _write_plain(self) -> None:
-        plain, self._plain = self._plain, Plain()
+        plain, self.plain = self.plain, Plain()
         if plain.hashes:
             self._writer(0).add(plain.array(), hash_runs(plain.hashes, plain.counts), None)
 

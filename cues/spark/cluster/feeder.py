@@ -371,7 +371,7 @@ class Feeder:
     def read_runs(self, queue: Queue, start: int, end: int) -> tuple[list[_Run], int, int]:
         """Messages from an index on, the index of the first, and the index after the last."""
         batches, first, next = self._batches(queue, start, end)
-        runs = list(_runs(batches))
+        runs = list(runs_of(batches))
         if queue.name in self.driver.without_delays:
             runs = [run._replace(provenance=run.provenance.delivered()) for run in runs]
         return runs, first, next
@@ -449,7 +449,7 @@ class _Run(NamedTuple):
         return isinstance(self.values, pa.Table)
 
 
-def _runs(batches: Sequence[tuple[Batch, int, int]]) -> Iterator[_Run]:
+def runs_of(batches: Sequence[tuple[Batch, int, int]]) -> Iterator[_Run]:
     """The messages of record batches, each with its range. One array for many costs less than one for each."""
     for key, group in groupby(batches, _key):
         some = list(group)

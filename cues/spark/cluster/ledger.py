@@ -239,10 +239,10 @@ class Ledger:
 
     def read(self) -> LedgerRecord | None:
         """The last record in the directory; None if the processor never ran."""
-        number = self._newest()
+        number = self.newest()
         return None if number < 0 else self.record_at(number)
 
-    def _newest(self) -> int:
+    def newest(self) -> int:
         return max((int(name.removesuffix(".json")) for name in self.files.names(self._folder)), default=-1)
 
     def record_at(self, number: int) -> LedgerRecord:
@@ -277,7 +277,7 @@ class Ledger:
 
     def check(self) -> None:
         """Raise :class:`Fenced` if another driver has put the next record."""
-        if self._newest() > self.now.number:
+        if self.newest() > self.now.number:
             raise self._fenced()
 
     def _put(self, record: LedgerRecord) -> bool:
@@ -288,7 +288,7 @@ class Ledger:
             put = self.files.read(name) == data  # the answer may be lost, and the record there
             if not put:
                 raise
-        if not put or self._newest() > record.number:
+        if not put or self.newest() > record.number:
             return False
         self.last = record
         if record.number - self._trimmed > KEEP_RECORDS + _TRIM_EVERY:
@@ -302,7 +302,7 @@ class Ledger:
         self._trimmed = number
 
     def _fenced(self) -> Fenced:
-        newest = self.record_at(self._newest())
+        newest = self.record_at(self.newest())
         return Fenced(
             f"{self.processor} is run by another driver ({newest.owner}, epoch {newest.epoch}; record {newest.number});"
             f" this one ({self.owner}, epoch {self.now.epoch}) commits nothing more.",
