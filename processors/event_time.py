@@ -262,7 +262,7 @@ our own: one of a user would be called twice, and could keep and change what an 
 
 
 def one_by_one(self: Any, messages: list[Any], process: cues.Process) -> Iterator[Any]:
-    """The method ``by_messages`` of a processor that has nothing in common for them but the rows."""
+    """The method ``by_messages`` of a processor whose messages have only rows in common."""
     return (self(message, process) for message in messages)
 
 
@@ -305,10 +305,10 @@ class Call:
         """When the timer of ``idle`` fires; None if it is not set."""
         head: Any = state.get(HEAD) or (None, None, 0, 0, None)
         if type(head) is list:  # of a store that an older version has written
-            tops, *head = head
-            head += [each for name, top in tops.items() for each in (name or None, top)]
-        self.watermark, self.due, self.number, self.lates, self.wake, *each = head
-        self.tops = {each[0]: each[1]} if len(each) == 2 else dict(zip(each[::2], each[1::2]))
+            by_name, *head = head
+            head += [each for name, top in by_name.items() for each in (name or None, top)]
+        self.watermark, self.due, self.number, self.lates, self.wake, *tops = head
+        self.tops = dict(zip(tops[::2], tops[1::2]))
 
     def end(self) -> None:
         """Write the row of the processor: a tuple of plain values, which is packed once for a step."""
@@ -329,12 +329,6 @@ class Call:
         """Add a row that is complete when the watermark reaches the time after its first byte."""
         due = time_of(row[1:9])
         self.state[row] = value
-        if self.due is None or due < self.due:
-            self.due = due
-
-    def put(self, row: bytes, due: int, value: Any) -> None:
-        """Add or replace a row that is complete when the watermark reaches ``due``; nobody changes the value."""
-        self.state.put(row, value)
         if self.due is None or due < self.due:
             self.due = due
 
@@ -433,7 +427,7 @@ class EventTime:
         return self._take_messages if self._idle_us is None and self.hides_state else None
 
     hides_state: bool = True
-    """True if no function of the user changes what is in the rows."""
+    """True if no function of a user is given the value of a row, and so none changes it; ``combine=`` gets copies."""
 
     def _take_messages(self, messages: list[Any], process: cues.Process) -> Iterator[Any]:
         call = Call(process.state, process.binding if self._several else None)

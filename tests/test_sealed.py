@@ -311,7 +311,7 @@ def test_each_kind_of_row_is_found_under_each_wrong_key(tmp_path: Path, name: st
 
 @pytest.mark.damages_stores
 def test_state_under_the_name_of_no_processor_is_not_begun_anew(tmp_path: Path) -> None:
-    """LMDB keeps the name of a database as the key of a row. State of a processor that is gone is no damage."""
+    """LMDB keeps the name of a database as the key of a row. The state of a removed processor is not damage."""
     with cues.open(tmp_path / "home") as home:
         home.queue("in").appender().write_many([{"n": n} for n in range(4)])
     work(tmp_path)

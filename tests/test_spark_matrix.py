@@ -350,7 +350,7 @@ def compared(kind: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_lost(kind: str, mode: str, expected: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """What is expected, without the messages of one step where a driver that dies loses them."""
+    """The expected messages; in a mode that may lose a step with its driver, without those of one step."""
     if MODES[mode].killed and (queue := LOST.get(kind, "")):
         messages, hashes = expected["queues"][queue], expected["hashes"][queue]
         lost = [message for message in messages if message not in found["queues"][queue]]

@@ -225,7 +225,7 @@ ERRORS_DATABASE: Final = b"errors"
 """Name of the LMDB database of the rows about error records: what was done with each."""
 
 DATABASES: Final = (b"log:", b"state:", ERRORS_DATABASE)
-"""What the names of all named databases begin with."""
+"""The prefixes of the names of all named databases."""
 
 CHECKPOINTS: Final = b"\0checkpoint\0"
 """Prefix of the keys of all fences of checkpoints."""

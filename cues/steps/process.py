@@ -162,7 +162,7 @@ class ProcessCore:
     def key_at(self, offset: int) -> Any:
         """Return the key of the message at ``offset``; of a join, the key of the first input's message."""
         message = (self.taken or self.step()).slices[0].messages[offset]
-        value = message.get(self.key) if type(self.key) is str else None
+        value = message.get(self.key) if type(self.key) is str else None  # the usual way, without a call
         return value if value is not None else key_of(self.node, message)
 
     def lane(self, offset: int) -> Hashable:
