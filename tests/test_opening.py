@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import pytest
 
 import cues
 from cues.storage import environment, leases
+from cues.tools import compaction
 
 GROWING = """
 import sys, cues
@@ -130,6 +132,49 @@ def test_a_user_who_may_not_write_a_store_can_read_it_while_no_process_writes() 
             os.chmod(path / "lock.mdb", 0o644)
         alone = subprocess.run(look, capture_output=True, text=True, check=False)
         assert alone.stdout == "[1]\n", alone.stderr
+
+
+RUN = """
+import os, sys, tempfile, cues
+
+def write(path):
+    with cues.open(path) as store:
+        store.queue("q").appender().write({"n": 1})
+        return len(store.queue("q"))
+
+with tempfile.TemporaryDirectory() as place:
+    write(place + "/s")  # imports all that it needs, as the other user may not start this interpreter
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+print(write(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files for another user")
+@pytest.mark.parametrize("missing", ["lock.mdb", "locks wake", "lock.mdb locks wake open mark bells"])
+@pytest.mark.parametrize("what", ["look", "write", "compact"])
+def test_what_root_makes_in_a_store_belongs_to_the_owner_of_the_store(what: str, missing: str) -> None:
+    """Root looked at a store which a service was making; the lock file was root's, and the service stopped."""
+    with tempfile.TemporaryDirectory() as place:  # outside of tmp_path, which others may not enter
+        os.chmod(place, 0o777)
+        path = Path(place) / "s"
+        run = [sys.executable, "-c", RUN, str(path)]
+        assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == "1\n"
+        for name in missing.split():
+            if name == "bells":
+                shutil.rmtree(path / name)
+            else:
+                (path / name).unlink(missing_ok=True)
+        with cues.open(path, readonly=what == "look") as store:
+            if what == "write":
+                store.queue("q").appender().write({"n": 2})
+                assert store.queue("q").tailer().read(block=True, timeout=1) == {"n": 1}
+            owners = {file.stat().st_uid for file in (path, *path.rglob("*"))}
+        if what == "compact":
+            compaction.compact(path)
+        owners |= {file.stat().st_uid for file in (path, *path.rglob("*"))}
+        assert owners == {65534}
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
+        assert done.stdout == ("3\n" if what == "write" else "2\n"), done.stderr
 
 
 KILLED = """

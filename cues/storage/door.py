@@ -9,7 +9,9 @@ store would then write to a file of its own user, or wait for ever. So a file of
     replaced     written as a new file, and renamed when it is complete
 
 A new store is private: files of mode 0600 in directories of 0700. A file or directory that comes later takes its
-permissions from ``data.mdb``, so that a store which its owner opened to a group stays open to it (:func:`mode_of`).
+permissions from ``data.mdb``, so that a store which its owner opened to a group stays open to it (:func:`mode_of`). It
+takes the owner and the group too, as far as the system allows it: a lock file that root made while looking at a store
+would shut its owner out.
 
 A file of a store never gets the number 0, 1 or 2, on which libraries write their messages: :func:`reserve`.
 
@@ -47,10 +49,12 @@ def opened(path: Path, flags: int, kind: int = stat.S_IFREG, mode: int | None = 
     ``mode`` holds the permissions of a file that is made, that of the store by default; the umask takes some away.
     """
     reserve()
-    if mode is None:
-        mode = mode_of(path) if flags & os.O_CREAT else 0
+    if flags & os.O_CREAT:
+        mode = mode_of(path) if mode is None else mode
+        if not flags & os.O_EXCL:
+            give(path, mode)
     try:
-        fd = os.open(path, flags | _ALWAYS, mode)
+        fd = os.open(path, flags | _ALWAYS, mode or 0)
     except OSError:
         look(path, kind)  # of a link, a directory or a socket: its kind says more than the number of the error
         raise
@@ -58,21 +62,59 @@ def opened(path: Path, flags: int, kind: int = stat.S_IFREG, mode: int | None = 
     if stat.S_IFMT(found) != kind:
         os.close(fd)
         raise _foreign(path, found, kind)
+    if flags & os.O_EXCL:
+        _own(fd, path)
     return fd
+
+
+def give(path: Path, mode: int | None = None) -> None:
+    """Make an empty file in a store of another user if it is missing: it has its owner before it has its name.
+
+    Nothing is made in a store of this user, or where there is none.
+    """
+    data = _data_beside(path)
+    if data is None or (data.st_uid, data.st_gid) == (os.geteuid(), os.getegid()) or os.path.lexists(path):
+        return
+    unfinished = _unfinished(path)
+    unfinished.unlink(missing_ok=True)
+    try:
+        os.close(opened(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=mode))
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _own(file: int | Path, path: Path) -> None:
+    """Give a new file the owner and the group of the store's data file; ``file`` is its descriptor or its path."""
+    data = _data_beside(path)
+    found = os.stat(file)
+    if data is None or (data.st_uid, data.st_gid) == (found.st_uid, found.st_gid):
+        return
+    with contextlib.suppress(OSError):  # not root, and no member of the group; or a disk that has no owners
+        os.chown(file, data.st_uid if os.geteuid() == 0 else -1, data.st_gid)
+
+
+def _data_beside(path: Path) -> os.stat_result | None:
+    """Return what the system says of the data file beside a file, or beside the folder that it is in."""
+    for place in (path.parent, path.parent.parent):
+        with contextlib.suppress(OSError):
+            return (place / "data.mdb").stat()
+    return None
 
 
 def mode_of(path: Path) -> int:
     """Return the permissions of a new file beside a data file, or in a folder beside it: those of the data file."""
-    for place in (path.parent, path.parent.parent):
-        with contextlib.suppress(OSError):
-            return (place / "data.mdb").stat().st_mode & 0o666
-    return 0o600
+    data = _data_beside(path)
+    return 0o600 if data is None else data.st_mode & 0o666
 
 
 def folder(path: Path) -> None:
     """Make a directory of a store, of backups or of a copy, if it is missing; its parents get the usual permissions."""
     mode = mode_of(path / "any file")
-    path.mkdir(mode | (mode & 0o444) >> 2, parents=True, exist_ok=True)
+    if not path.is_dir():
+        path.mkdir(mode | (mode & 0o444) >> 2, parents=True, exist_ok=True)
+        _own(path, path)
 
 
 def opener(path: str, flags: int) -> int:
@@ -111,7 +153,7 @@ def replace(path: Path, text: str, durable: bool = False) -> None:
 
     The name in the directory is durable only after :func:`datafile.sync_directory`.
     """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}.part")
+    unfinished = _unfinished(path)
     try:
         with new(unfinished) as file:
             file.write(os.fsencode(text))
@@ -124,10 +166,16 @@ def replace(path: Path, text: str, durable: bool = False) -> None:
         raise
 
 
+def _unfinished(path: Path) -> Path:
+    """The name of a file of this thread until it is complete."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}.part")
+
+
 def fifo(path: Path) -> int:
     """Make a FIFO in place of what is at ``path``, and open both of its ends: without a writer, it has ended."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, mode_of(path))
+    _own(path, path)
     return opened(path, os.O_RDWR, stat.S_IFIFO)
 
 

@@ -34,6 +34,8 @@ def open_lmdb(path: Path, **options: Any) -> Any:
     files = (path / "data.mdb", path / "lock.mdb") if options.get("subdir", True) else (path,)
     for file in files:
         door.look(file)
+    if options.get("lock", True) and len(files) > 1:
+        door.give(files[1])  # LMDB would make it as a file of this user
     return lmdb.open(os.fsencode(path), lib_version=0, mode=door.mode_of(files[0]), **options)
 
 

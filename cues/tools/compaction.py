@@ -229,7 +229,7 @@ def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
 
 def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
     """Write a durable copy, and compare it with the store."""
-    data = (copy.parent / "data.mdb").stat()
+    mode = (copy.parent / "data.mdb").stat().st_mode
     done = 0
     with open(copy, "x+b", opener=door.private) as file:
 
@@ -242,9 +242,7 @@ def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
 
         txnid = store.core.dump(write)
         carry_on(file, txnid)
-        os.fchmod(file.fileno(), data.st_mode & 0o7777)
-        with suppress(PermissionError):  # a user who may write the store may not be allowed to change the owner
-            os.fchown(file.fileno(), data.st_uid, data.st_gid)
+        os.fchmod(file.fileno(), mode & 0o7777)
         file.flush()
         os.fsync(file.fileno())
     if not store.core.is_copy(copy, txnid):

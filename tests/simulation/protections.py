@@ -46,7 +46,7 @@ def _check_before(self: Committer, *given: Any) -> None:
     """The commit of a step, whose fence is compared in a transaction before it."""
     with self.store.core.view() as txn:
         self.fence.compare(txn)
-    with replaced([(self.fence, "check_step", lambda txn: None)]):  # of this process alone
+    with replaced([(self.fence, Fence.check_step.__name__, lambda txn: None)]):  # of this process alone
         _commit_at_home(self, *given)
 
 
@@ -103,7 +103,8 @@ def _directory(name: str) -> Callable[[], list[Place]]:
         from cues.spark.cluster.files import LocalFiles
         from cues.spark.cluster.ledger import Ledger
 
-        put, put_record = LocalFiles.put, vars(Ledger)["_put"]
+        # A name that is not there any more fails here, for all protections of the table.
+        put, put_record, newest = LocalFiles.put, vars(Ledger)["_put"], Ledger.newest.__name__
 
         def put_over(self: LocalFiles, name: str, data: bytes) -> bool:
             if name.startswith("_cues/steps/"):
@@ -111,7 +112,7 @@ def _directory(name: str) -> Callable[[], list[Place]]:
             return put(self, name, data)
 
         def put_blindly(self: Ledger, record: Any) -> bool:
-            with replaced([(self, "_newest", lambda: record.number)]):
+            with replaced([(self, newest, lambda: record.number)]):
                 return put_record(self, record)
 
         return {
