@@ -85,21 +85,26 @@ def give(path: Path, mode: int | None = None) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _own(file: int | Path, path: Path) -> None:
-    """Give a new file the owner and the group of the store's data file; ``file`` is its descriptor or its path."""
+def _own(fd: int, path: Path) -> None:
+    """Give a new file the owner and the group of the store's data file.
+
+    It goes by the descriptor: at the path, the owner of the directory may have put a link to a file of root since.
+    """
     data = _data_beside(path)
-    found = os.stat(file)
+    found = os.fstat(fd)
     if data is None or (data.st_uid, data.st_gid) == (found.st_uid, found.st_gid):
         return
     with contextlib.suppress(OSError):  # not root, and no member of the group; or a disk that has no owners
-        os.chown(file, data.st_uid if os.geteuid() == 0 else -1, data.st_gid)
+        os.fchown(fd, data.st_uid if os.geteuid() == 0 else -1, data.st_gid)
 
 
 def _data_beside(path: Path) -> os.stat_result | None:
     """Return what the system says of the data file beside a file, or beside the folder that it is in."""
     for place in (path.parent, path.parent.parent):
         with contextlib.suppress(OSError):
-            return (place / "data.mdb").stat()
+            found = (place / "data.mdb").lstat()
+            if stat.S_ISREG(found.st_mode):
+                return found
     return None
 
 
@@ -114,7 +119,9 @@ def folder(path: Path) -> None:
     mode = mode_of(path / "any file")
     if not path.is_dir():
         path.mkdir(mode | (mode & 0o444) >> 2, parents=True, exist_ok=True)
-        _own(path, path)
+        fd = opened(path, os.O_RDONLY | os.O_DIRECTORY, stat.S_IFDIR)
+        _own(fd, path)
+        os.close(fd)
 
 
 def opener(path: str, flags: int) -> int:
@@ -175,8 +182,9 @@ def fifo(path: Path) -> int:
     """Make a FIFO in place of what is at ``path``, and open both of its ends: without a writer, it has ended."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, mode_of(path))
-    _own(path, path)
-    return opened(path, os.O_RDWR, stat.S_IFIFO)
+    fd = opened(path, os.O_RDWR, stat.S_IFIFO)
+    _own(fd, path)
+    return fd
 
 
 def look(path: Path, kind: int = stat.S_IFREG) -> None:
