@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from small import feed, numbers, run
 import cues
 from cues import Graph, QueueOptions, Sink, Store, Stream, faults, testing
 from cues.cli.app import run as cli
-from cues.engine import causes
+from cues.engine import causes, redriving
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, InvalidArgument
 from cues.graphs.processor_rows import read_row
 from cues.operate import processors as operate
+from cues.steps import delays
 from cues.testing import run_until_idle
 
 FILE = """
@@ -189,6 +191,45 @@ def test_retention_waits_for_an_orphan_until_it_is_deleted(store: Store) -> None
     operate.forget(store, "g.old", graph)
     feed(store, a=[1])
     assert store.queue("a").first_index > 1000
+
+
+def test_nothing_is_left_of_a_deleted_processor(store: Store) -> None:
+    """Held messages were left, as state of no processor, and the check refused the store from then on."""
+    broken = True
+
+    def handle(message: Any, process: Any) -> None:
+        if message["n"] == 2 and broken:
+            raise ValueError("no")
+        process.timer("k", process.now.timestamp() + message["n"])
+        process.state["n"] = message["n"]
+
+    def fire(timer: Any, process: Any) -> None:
+        process.state["fired"] = 1
+
+    graph = Graph("g", [Stream(handle, "a", "out", id="p", timer=fire)], errors="errors")
+    with testing.Clock(datetime(2026, 1, 1, tzinfo=UTC)) as clock:
+        feed(store, a=[1, 2, 3, 4000])
+        feed(store, a=[cues.delayed({"n": n}, delay=n) for n in (5, 1000, 2000)])
+        testing.run_until_idle(graph, store)
+        broken = False
+        assert len(redriving.redrive(graph, store=store, all=True).resolved) == 1
+        clock.advance(10)
+        testing.run_until_idle(graph, store)
+    left = "redrive", "redrive.a", "timer", "timer.due", "delayed", "delayed.a"
+    assert {f"g.p.{id}" for id in left} <= set(store.queues(all=True))
+    without = Graph("g", [Stream(total, "a", "out", id="q")])
+    plan = operate.plan_forget(store, "g.p", without)
+    assert (plan.unread, plan.held) == (0, 2)
+    operate.forget(store, "g.p", without)
+    assert store.check() == []
+    assert {name: n for name, n in store.core.entries() if b"g.p" in name and n} == {}
+    with store.core.view() as txn:
+        rows = [bytes(key) for key, _ in txn.cursor() if b"g.p" in key and key.startswith(b"\0")]
+    assert {row.split(b"\0")[1] for row in rows} == {b"queue", b"row"}  # names are not used again
+    feed(store, a=[cues.delayed({"n": 1}, delay=1000)])
+    testing.run_until_idle(graph, store)
+    (held,) = delays.waiting(store)
+    assert (held.unit, held.messages) == ("g.p", 1)
 
 
 def test_a_processor_that_comes_back_after_it_was_deleted_begins_anew(store: Store) -> None:

@@ -173,6 +173,10 @@ def delayer_id(unit: ProcessorKey) -> ProcessorKey:
     return ProcessorKey(f"{unit}.delayed")
 
 
+PARTS: Final = (redriver_id, timer_id, closer_id, delayer_id)
+"""The parts of a unit that take messages beside its inputs. Each has rows, queues and perhaps state under its id."""
+
+
 # --- keys in the store's unnamed database -------------------------------------------------------
 #
 # A commit rewrites the leaf of the unnamed database anyway, because it has the roots of the named

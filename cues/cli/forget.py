@@ -79,6 +79,7 @@ def _forget_processor(target: targets.Target, named: bool, yes: bool, output: Co
         plan = processors.plan_forget(opened, targets.processor_named(target, known), graph)
         lost = [count(len(plan.units), "position")]
         lost += [f"{count(plan.state_values, 'value')} of state"] if plan.state_values else []
+        lost += [count(plan.held, "delayed or redriven message")] if plan.held else []
         unread = f"; it has not taken {count(plan.unread, 'message')}" if plan.unread else ""
         confirm(f"{' and '.join(lost)} of {plan.processor} will be deleted{unread}.", "Delete them?", yes)
         processors.forget(opened, plan.processor, graph)

@@ -36,7 +36,7 @@ from cues.operate.target import nearest
 from cues.queues.log import Log
 from cues.queues.queue import open_queue
 from cues.queues.store import Store
-from cues.steps import ownership, pauses, pending
+from cues.steps import delays, error_records, ownership, pauses, pending
 from cues.steps.ownership import Claimant, Ownership
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
@@ -211,6 +211,8 @@ class ForgetPlan:
     units: tuple[ProcessorId, ...]
     unread: int
     """The number of messages that it has not taken, for which retention may wait."""
+    held: int
+    """The number of delayed and redriven messages that it was to be given later."""
     state_values: int
     state_bytes: int
 
@@ -247,7 +249,10 @@ def plan_forget(store: Store, processor: str, graph: Graph | None = None) -> For
             )
     sizes = [_state_size(store, unit) for unit in units]
     unread = sum(tailer.lag or 0 for unit in units for tailer in standing.tailers(store, unit))
-    return ForgetPlan(processor, tuple(units), unread, sum(n for n, _ in sizes), sum(size for _, size in sizes))
+    with store.core.view() as txn:
+        held = sum(error_records.waiting(txn, unit) for unit in units)
+    held += sum(each.messages for each in delays.waiting(store) if each.unit in units)
+    return ForgetPlan(processor, tuple(units), unread, held, sum(n for n, _ in sizes), sum(size for _, size in sizes))
 
 
 def refuse_running(path: Path, plan: Plan) -> None:
@@ -279,22 +284,21 @@ def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPl
                     if other:
                         with other_stores.opened(store, other, readonly=False) as opened:
                             low_water.drop_mark(opened, queue, marks.ForeignReader(store.id, keys[unit], 0))
+        parts = [part(key) for key in keys.values() for part in names.PARTS]
         tables = []
-        for key in keys.values():
+        for key in (*keys.values(), *parts):
             with contextlib.suppress(QueueNotFound):
                 tables.append(store.core.database(names.state_database(key)))
-        beside = {unit: (names.timer_id(key), names.closer_id(key)) for unit, key in keys.items()}
-        queues = (queue(key) for key in keys.values() for queue in (names.timer_queue, names.closing_queue))
-        made = {*queues, *(id for ids in beside.values() for id in ids)} & set(store.queues(all=True))
-        logs = [Log(store, id) for id in (*keys.values(), *sorted(made))]
+        made = [id for id in store.queues(all=True) if any(f"{id}.".startswith(f"{part}.") for part in parts)]
+        logs = [Log(store, id) for id in (*keys.values(), *made)]
 
         def delete(txn: StoreTransaction) -> None:
             for unit in plan.units:
                 processor_rows.forget(txn, unit)
-                for id in beside[unit]:
-                    txn.delete(names.redriver_key(id))
-                    txn.delete(names.redriver_inputs_key(id))
                 pauses.forget(txn, keys[unit])
+            for key in (*keys.values(), *parts):
+                for key_of_row in (names.redriver_key, names.redriver_inputs_key, names.redrives_key):
+                    txn.delete(key_of_row(key))
             for table in tables:
                 txn.drop(table, delete=False)
             for log in logs:  # the row of the try log stays: the key is not used again

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues import codec
 from cues.base import clock, events, names
-from cues.base.names import ProcessorKey
 from cues.errors import CuesError, InvalidArgument
+from cues.graphs import processor_rows
 from cues.graphs.processor import Node
 from cues.overrides import override
 from cues.records import batch as batches
@@ -57,7 +57,6 @@ MOVED_BYTES_MAX: Final = 4 << 20
 _FIELD: Final = struct.Struct(">QH8sQ")
 _COUNT: Final = "count"
 _KEY: Final = key_segment(None)
-_SUFFIX: Final = names.delayer_id(ProcessorKey("")).removeprefix(".")
 
 
 class Held(Due):
@@ -245,13 +244,11 @@ def waiting_of(unit: str, messages: int, next_ns: int) -> Waiting:
 
 def waiting(store: Store) -> list[Waiting]:
     """Return the units that hold messages. The cost does not depend on the number of messages."""
+    with store.core.view() as txn:
+        keys = processor_rows.all_keys(txn)
     units = []
-    for name, _ in store.core.entries():
-        id = name.decode("utf-8", "replace").removeprefix("state:")
-        unit = id.removesuffix(f".{_SUFFIX}")
-        if not (name.startswith(b"state:") and unit != id and "." in unit):
-            continue
-        table = StateTable(store, ProcessorKey(id))
+    for unit, key in keys.items():
+        table = StateTable(store, names.delayer_id(key))
         first_ns = _first_ns(table)
         if first_ns != NEVER_NS:
             units.append(waiting_of(unit, table.view(None)[_COUNT], first_ns))
