@@ -19,6 +19,7 @@ from cues.base.data import dataclass
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.base.texts import count, size
 from cues.engine import history, record, standing
+from cues.engine.status import processor_of
 from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreForeign
 from cues.forwarding import other_stores
 from cues.graphs.graphfile import shown
@@ -157,7 +158,7 @@ def _describe(path: Path) -> str:
         with Store(path, readonly=True) as store:
             queues = metrics.of_queues(store)
             messages = sum(queue.messages for queue in queues)
-            known = len(standing.processors(store))
+            known = len(set(map(processor_of, standing.processors(store))))
             disk = size(store.info()["disk"])
         return (
             f"{count(len(queues), 'queue')}, {count(messages, 'message')},"
