@@ -22,12 +22,12 @@ def new() -> int:
 def among(seeds: range, fast: int | None = None) -> list[Any]:
     """Return the seeds of a parametrized test: those given, or the one of the environment.
 
-    With ``fast``, only the first ones are in the fast set. Of more than two others, each eighth is in the slow set;
+    With ``fast``, only the first ones are in the fast set. Of more than two others, each sixteenth is in the slow set;
     the long set has them all.
     """
     if os.environ.get(VARIABLE):
         return [int(os.environ[VARIABLE])]
     others = seeds[fast:] if fast is not None else seeds[:0]
-    slow = others if len(others) <= 2 else others[::8]
+    slow = others if len(others) <= 2 else others[::16]
     marked = [pytest.param(seed, marks=pytest.mark.slow if seed in slow else pytest.mark.long) for seed in others]
     return [*seeds[:fast], *marked]

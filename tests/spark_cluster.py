@@ -39,8 +39,6 @@ START_TIMEOUT_S = 120
 END_TIMEOUT_S = 60
 
 _HOME = Path(pyspark.__file__).parent
-_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For Java processes that live a minute: a third less work at the start."""
 _MARK = "CUES_TEST_CLUSTER"
 Found = TypeVar("Found")
 
@@ -73,7 +71,7 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """For drivers: executors that fit into the workers."""
-        return {"SPARK_EXECUTOR_MEMORY": EXECUTOR_MEMORY, "JAVA_TOOL_OPTIONS": _QUICK}
+        return {"SPARK_EXECUTOR_MEMORY": EXECUTOR_MEMORY}
 
     def fill(self) -> None:
         """Start workers until all are there, and wait until the master knows them."""
@@ -115,7 +113,6 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self._folder),
             "SPARK_DAEMON_MEMORY": "256m",
-            "JAVA_TOOL_OPTIONS": _QUICK,
         }
         with open(log, "wb") as file:
             self._processes.append(_spark_class(daemon, arguments, environment, file))

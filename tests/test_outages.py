@@ -635,7 +635,12 @@ graph.add(Table(os.environ["DATABASE"], "numbers", columns={"n": "integer"}).sin
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("workers", "away_s"), [([], 1), (["--workers", "2"], 5), ([], 60)], ids=["threads", "workers", "a minute"]
+    ("workers", "away_s"),
+    [
+        pytest.param([], 1, id="threads"),
+        pytest.param(["--workers", "2"], 5, id="workers"),
+        pytest.param([], 60, id="a minute", marks=pytest.mark.long),
+    ],
 )
 def test_a_database_is_restarted_under_load(workers: list[str], away_s: float, tmp_path: Path) -> None:
     """It is down at the start, and twice in the middle; once the run is killed while it waits."""

@@ -24,7 +24,6 @@ import pytest
 import scenarios
 from forks import Forks
 from scenarios import PAIRINGS, Stores, copy, find
-from sets import slow_except
 from test_crashes import judge, template, undisturbed
 
 from cues import testing
@@ -189,8 +188,18 @@ def cut_everywhere(
     return outcomes, ""
 
 
-@pytest.mark.parametrize("name", slow_except(["stream from abroad"], [*WRITERS, *READERS]))
-@pytest.mark.parametrize(("home", "other"), slow_except(PAIRINGS[:1], PAIRINGS, names=2))
+def one_pairing_each() -> list[Any]:
+    """Each graph with one pairing in the slow set, and so each pairing with several graphs; the long set has all."""
+    names, fast = [*WRITERS, *READERS], ("stream from abroad", *PAIRINGS[0])
+    found = []
+    for number, name in enumerate(names):
+        for at, pairing in enumerate(PAIRINGS):
+            mark = pytest.mark.slow if number % len(PAIRINGS) == at else pytest.mark.long
+            found.append(pytest.param(name, *pairing, marks=() if (name, *pairing) == fast else mark))
+    return found
+
+
+@pytest.mark.parametrize(("name", "home", "other"), one_pairing_each())
 def test_taking_back_what_was_not_synced(name: str, home: str, other: str, forks: Forks, tmp_path: Path) -> None:
     take_back(name, home, other, forks, tmp_path)
 
