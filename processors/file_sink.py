@@ -242,7 +242,7 @@ class FileSink:
     def _roll_later(self, processor: str, since: float) -> None:
         """Finish the open file of a processor when its time is over, whether or not messages come."""
         if self.roll_s is not None and processor not in self._timers:
-            self._roll_in(processor, since + self.roll_s - time.time())
+            self._roll_in(processor, min(self.roll_s, since + self.roll_s - time.time()))  # the clock may be set back
 
     def _roll_in(self, processor: str, wait_s: float) -> None:
         own = weakref.ref(self)
@@ -263,7 +263,8 @@ class FileSink:
 
     def _is_due(self, open_file: dict[str, Any]) -> bool:
         """Return whether the open file is to be finished now."""
-        old = self.roll_s is not None and time.time() - open_file["since"] >= self.roll_s
+        age_s = time.time() - open_file["since"]  # negative after the clock was set back
+        old = self.roll_s is not None and not 0 <= age_s < self.roll_s
         return old or int(open_file["length"]) >= self.roll_bytes
 
     @override

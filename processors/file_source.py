@@ -382,11 +382,11 @@ class Files(checks.Owned):
         if not self.follow or not entries:
             return set()
         last = max(entries, key=self._order_of(entries, Progress()))
-        fresh = time.time() - self.grace_s
+        now = time.time()  # a time of the future counts as one of long ago
         return {
             name
             for name, stat in entries.items()
-            if (name == last or stat.modified > fresh) and places.compression_of(name) is None
+            if (name == last or abs(now - stat.modified) < self.grace_s) and places.compression_of(name) is None
         }
 
     def _is_over(self, name: str, stat: places.Stat) -> bool:

@@ -234,6 +234,7 @@ def debounce(
     def debounce(message: Message, process: cues.Process) -> None:
         state, now = process.state, process.now.timestamp()
         _, held, first = state.get("held", (None, 0, now))
+        first = min(first, now)  # a clock that was ahead is not believed any longer
         state["held"] = [message, held + 1, first]
         at = now + quiet_s if longest_s is None else min(now + quiet_s, first + longest_s)
         process.timer(key(message) if callable(key) else message[key], at)

@@ -129,6 +129,13 @@ def test_a_message_that_comes_before_its_key_was_quiet_holds_it_back() -> None:
     assert played(play, graph_of())["queues"]["out"] == model(play) == []
 
 
+def test_a_key_that_is_never_quiet_passes_in_time_after_the_clock_was_set_back() -> None:
+    day = 86_400.0
+    play: Play = [(at, [{"k": "x", "n": n}]) for n, at in enumerate([day, 0, 4, 8])]
+    assert played([*play, (10, [])], graph_of(longest=10))["queues"]["out"] == [{"k": "x", "n": 3, "of": 4}]
+    assert played([*play, (9, [])], graph_of(longest=10))["queues"]["out"] == []
+
+
 @pytest.mark.parametrize(
     ("declare", "error"),
     [

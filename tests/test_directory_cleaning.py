@@ -109,7 +109,7 @@ def rows_of(files: LocalFiles, queue: str) -> list[tuple[Any, ...]]:
 def test_messages_are_the_same_in_fewer_files(files: FaultyFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """With their indices, times, hashes, provenance and typed columns; statistics and partitions are in the log."""
     # All files have one time: a merged file has at most an eighth of the queue's time, and a step may take long.
-    monkeypatch.setattr(data, "time", SimpleNamespace(time_ns=lambda: 1_700_000_000_000_000_000))
+    monkeypatch.setattr(data, "clock", SimpleNamespace(now_ns=lambda: 1_700_000_000_000_000_000))
     fed(files)
     before = {queue: rows_of(files, queue) for queue in ("in", "out")}
     assert [row[0] for row in before["out"]] == list(range(1, 61))

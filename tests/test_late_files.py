@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,19 @@ def test_each_line_of_files_that_come_late_is_read_once(plays: int, order: Any, 
         for lines in folder.expected:
             at = reader.lines.index(lines[0])
             assert reader.lines[at : at + len(lines)] == lines, "the lines of one file, in order"
+
+
+def test_a_file_with_a_time_of_the_future_is_read_to_its_end(tmp_path: Path) -> None:
+    """The clock was ahead when its last line was written, which has no line end; or the writer has set that time."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_text("1\n2")
+    (folder / "b.txt").write_text("3\n")
+    os.utime(folder / "a.txt", (time.time() + 86_400,) * 2)
+    reader = Reader(Files(folder, follow=True, idle_exit_s=0, poll_s=0, grace_s=5))
+    reader.run(None)
+    assert reader.lines == ["1", "2", "3"]
+    (folder / "c.txt").write_text("4")
+    (folder / "d.txt").write_text("5\n")
+    reader.run(None)
+    assert reader.lines == ["1", "2", "3", "5"], "a program may still write to it"

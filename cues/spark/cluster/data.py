@@ -19,7 +19,6 @@ import functools
 import itertools
 import json
 import socket
-import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cues import codec
-from cues.base import names
+from cues.base import clock, names
 from cues.buffers import array_of, repeated
 from cues.errors import Diverged, Unsupported
 from cues.queues.base import PartitionShare, shares_of
@@ -561,7 +560,7 @@ class Writer:
         if size is None:
             raise FileNotFoundError(self._name)
         bounds = self._statistics.bounds()
-        return DataFile(self._name, 0, self.count, size, time.time_ns() // 1_000_000, self._partition, bounds)
+        return DataFile(self._name, 0, self.count, size, clock.now_ns() // 1_000_000, self._partition, bounds)
 
 
 class Plain:

@@ -303,8 +303,13 @@ def _goal(log: PartitionLog, policy: Retention, positions: list[int]) -> int:
         goal = max(goal, log.next - policy.count)
     if policy.age is not None:
         assert isinstance(policy.age, (int, float))
-        since_ms = clock.now_ns() // 1_000_000 - policy.age * 1000
-        goal = max([goal, *(file.next for file in live if file.modified_ms < since_ms)])
+        now_ms = clock.now_ns() // 1_000_000
+        since_ms = now_ms - policy.age * 1000
+        for file in live:
+            if since_ms <= file.modified_ms <= now_ms:
+                break  # those after it are younger, although the clock may have been late when they were written
+            if file.modified_ms < since_ms:  # a time of the future says nothing: the clock was ahead
+                goal = max(goal, file.next)
     if policy.bytes is not None:
         excess = sum(file.size for file in live) - int(policy.bytes)
         for file in live:
