@@ -5,13 +5,14 @@ A test that damages a store on purpose says so with ``@pytest.mark.damages_store
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,17 +90,54 @@ def pytest_collection() -> Generator[None, object, object]:
 
     Else each of the hundreds of processes that tests start compiles Cues again. What tests write and import themselves
     is not kept there: a file that changes twice in a second would be read from its old bytecode.
+
+    What is collected is there until the end, so the collector of garbage never looks at it.
     """
     forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
+        gc.enable()
         sys.dont_write_bytecode = forbidden
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, None]:
+    """Make no items of what the marker expression leaves out: three of five, and most of the time of a collection.
+
+    One of each function is made all the same, since a function without any would be an error. It is deselected later.
+    """
     if "stride" in metafunc.fixturenames:
         metafunc.parametrize("stride", sets.STRIDES)
+    yield
+    expression = metafunc.config.option.markexpr
+    if not expression or any("::" in name for name in metafunc.config.args):
+        return  # a test that is named and deselected is not the same as one that does not exist
+    calls = metafunc._calls
+    own = {mark.name for mark in metafunc.definition.iter_markers()}
+    calls[1:] = [call for call in calls[1:] if _selected(expression, metafunc, own | {m.name for m in call.marks})]
+
+
+class _Marks(dict[str, bool]):
+    def __missing__(self, name: str) -> bool:
+        return False
+
+
+def _selected(expression: str, function: pytest.Metafunc, marks: set[str]) -> bool:
+    """True if a test with these marks may be chosen; also for an expression that pytest alone understands."""
+    if _is_slow(function.module.__name__, function.fixturenames, marks):
+        marks |= {"slow"}
+    try:
+        return bool(eval(expression, {"__builtins__": {}}, _Marks(dict.fromkeys(marks, True))))
+    except Exception:
+        return True
+
+
+def _is_slow(module: str, fixtures: Iterable[str], marks: set[str]) -> bool:
+    """True for a test that uses Spark, if its marks do not say where it belongs."""
+    return ("spark" in fixtures or module.startswith("test_spark")) and not marks & {"fast", "long"}
 
 
 LONG_TIMEOUT_S = 4 * 3600
@@ -111,8 +149,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that use Spark as slow, give long ones their time, and keep in one process what shares something."""
     for item in items:
         assert isinstance(item, pytest.Function)
-        spark = "spark" in item.fixturenames or item.path.stem.startswith("test_spark")
-        if spark and not (item.get_closest_marker("fast") or item.get_closest_marker("long")):
+        if _is_slow(item.path.stem, item.fixturenames, {mark.name for mark in item.iter_markers()}):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))

@@ -21,7 +21,7 @@ def amounts(few: int, many: int) -> list[Any]:
     ]
 
 
-STRIDES = [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.long)]
+STRIDES = [pytest.param(8, id="some"), pytest.param(1, id="all", marks=pytest.mark.long)]
 """The values of the argument ``stride`` of any test: some of the crash points, and in the long set all of them."""
 
 

@@ -73,7 +73,7 @@ def _opens(path: Path, what: str, count: int, bytes_max: int) -> None:
 @pytest.mark.parametrize("what", OPENS)
 def test_no_open_fails_beside_a_writer_that_grows_the_store(tmp_path: Path, what: str) -> None:
     """An open that maps less than others write meanwhile fails now and then above 10 MiB: one of three."""
-    _opens(tmp_path / "s", what, 60, 1 << 30)
+    _opens(tmp_path / "s", what, 20, 1 << 30)
 
 
 @pytest.mark.long

@@ -3,7 +3,7 @@
     KINDS    the graphs of spark_graphs.py; a new one there is in the matrix
     MODES    ways to run a graph; a new one is an entry here
 
-The slow set has each kind in one or two modes (``Mode.slow``), and the long set has all cells. This command writes the
+The slow set has a third of the cells (``Mode.third``), and the long set has all of them. This command writes the
 table of docs/spark-reference.md, ``python tests/test_spark_matrix.py``: it says what the tests hold.
 """
 
@@ -271,29 +271,27 @@ class Mode(NamedTuple):
     """A part of the error, if this mode refuses every graph."""
     killed: bool = False
     """True if a driver dies in it."""
-    slow: slice = slice(0)
-    """The kinds of the slow set: none where a mode starts processes of Spark that other tests start too.
+    third: int | None = 0
+    """The first kind of the slow set, which has every third one from there; None: no kind, as a cell takes 15 s of CPU.
 
-    CPU time of a cell: 3.3 s with workers; about 1 s in a session that is there, whose start takes 22 s, or 40 s with
-    processes of executors; 15 s of spark-submit; 3.5 s with a driver that is killed. The slow set has no time for a
-    third of all modes, so it has a third of the first three, which take each kind once, and one in seven of six others.
+    The numbers differ from mode to mode, so that each kind is in several modes.
     """
 
 
 MODES = {
-    "embedded, 2 workers": Mode(with_workers, slow=slice(0, None, 3)),
-    "a store": Mode(in_this_process, slow=slice(2, None, 3)),
-    "--queues": Mode(with_queues, queues=True, slow=slice(1, None, 3)),
-    "object store": Mode(in_an_object_store, queues=True, slow=slice(3, None, 7)),
-    "two sessions": Mode(in_two_sessions, slow=slice(4, None, 7)),
-    "two threads": Mode(in_two_threads, slow=slice(5, None, 7)),
-    "local-cluster": Mode(by("local_cluster", queues=True), queues=True, slow=slice(6, None, 7)),
-    "spark-submit": Mode(by_spark_submit),
-    "standalone": Mode(by("standalone")),
-    "standalone, --queues": Mode(by("standalone", queues=True), queues=True),
-    "Connect": Mode(by("connected"), refusal="Spark Connect"),
-    "a store, driver killed": Mode(killed(), killed=True, slow=slice(1, None, 7)),
-    "--queues, driver killed": Mode(killed(queues=True), queues=True, killed=True, slow=slice(4, None, 7)),
+    "embedded, 2 workers": Mode(with_workers, third=0),
+    "a store": Mode(in_this_process, third=2),
+    "--queues": Mode(with_queues, queues=True, third=1),
+    "object store": Mode(in_an_object_store, queues=True, third=0),
+    "two sessions": Mode(in_two_sessions, third=1),
+    "two threads": Mode(in_two_threads, third=2),
+    "local-cluster": Mode(by("local_cluster", queues=True), queues=True, third=0),
+    "spark-submit": Mode(by_spark_submit, third=None),
+    "standalone": Mode(by("standalone"), third=1),
+    "standalone, --queues": Mode(by("standalone", queues=True), queues=True, third=2),
+    "Connect": Mode(by("connected"), refusal="Spark Connect", third=0),
+    "a store, driver killed": Mode(killed(), killed=True, third=1),
+    "--queues, driver killed": Mode(killed(queues=True), queues=True, killed=True, third=2),
 }
 REFUSED_WITH_QUEUES = {
     "rate": "rate=",
@@ -323,7 +321,7 @@ def cells() -> list[Any]:
     """Every cell, mode by mode."""
     found, kinds = [], list(KINDS)
     for mode, how in MODES.items():
-        slow = kinds[how.slow]
+        slow = () if how.third is None else kinds[how.third :: 3]
         for kind in kinds:
             marks = () if kind in slow else pytest.mark.long
             found.append(pytest.param(kind, mode, marks=marks, id=f"{kind}, {mode}"))
