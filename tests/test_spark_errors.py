@@ -57,6 +57,13 @@ failure: Lost task 1.3 in stage 3.0 (TID 17) (10.0.0.7 executor 2): {}
         ),
         ("java.io.IOException: No space left on device", "No space left on device", "spark.local.dir"),
         (
+            "org.apache.spark.SparkException: \nError from python worker:\n  /bin/python: Error while finding module"
+            " specification for 'a.b' (ModuleNotFoundError: No module named 'a')\nPYTHONPATH was:\n  /lib",
+            "/bin/python: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named"
+            " 'a')",
+            "install what is missing",
+        ),
+        (
             "org.apache.spark.SparkException: Python worker failed to connect back.",
             "Python worker failed to connect back",
             "fewer cores",

@@ -59,13 +59,16 @@ _ADVICE: Final = (
 def in_short(error: Exception) -> str:
     """The one line that explains a failure inside Spark, without a full stop at its end.
 
-    It is taken from Python's traceback if there is one, else from an error of Cues without one, else from Java's. The
-    whole text goes to the log, at debug.
+    It is taken from the output of a worker that could not start, else from Python's traceback, else from an error of
+    Cues without one, else from Java's. The whole text goes to the log, at debug.
     """
     text = str(error)
     _, python, trace = text.rpartition("Traceback (most recent call last):\n")
     own = re.search(r"\bcues\.errors\.\w+: .*", text)
-    if own and not python:
+    unborn = re.search(r"Error from python worker:\n(?:.*\n)*?(.+)\nPYTHONPATH was:", text)
+    if unborn:
+        line = unborn[1]
+    elif own and not python:
         line = own[0]
     elif python:
         line = next((line for line in trace.splitlines() if line and not line[0].isspace()), "")

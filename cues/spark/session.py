@@ -45,6 +45,8 @@ EXECUTORS_LATE_S: Final = 20.0
 people read."""
 _CONNECT_PORT: Final = 15002
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_DAEMON_SETTING: Final = "spark.python.daemon.module"
+_DAEMON: Final = "cues.spark.daemon"
 _LOG_SETTINGS: Final = """\
 # Made by Cues: errors only, on the standard error.
 rootLogger.level = error
@@ -140,7 +142,8 @@ def require_workers(spark: SparkSession, say: Callable[[str], None] | None = Non
                 (row,) = spark.range(1).mapInArrow(_looking_in_arrow(), "found string").collect()
                 found = row.found
     except Exception as error:
-        found = f"cannot run its tasks: {in_short(error)}"
+        lacking = "ModuleNotFoundError" in (why := in_short(error))
+        found = f"cannot {'import Cues' if lacking else 'run its tasks'}: {why}"
     if found:
         raise Unsupported(
             f"The Python of the workers of {master} {found}.",
@@ -229,7 +232,8 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
         builder = builder.master(master)
     chosen = {**settings(master or ""), **(conf or {})}
     with contextlib.ExitStack() as during:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if os.environ.setdefault("PYSPARK_PYTHON", sys.executable) == sys.executable and is_local(master or ""):
+            chosen = {_DAEMON_SETTING: _DAEMON, **chosen}
         if not submitted:
             during.enter_context(_environment("JAVA_HOME", str(java.find().home)))
             if stays_here(master or ""):
