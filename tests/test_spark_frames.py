@@ -6,8 +6,9 @@ import contextlib
 import json
 import shutil
 import signal
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -375,3 +376,33 @@ def test_a_directory_to_which_spark_cannot_write_its_checkpoint_is_refused(
         graph().start(engine="spark", spark=spark, store=tmp_path / "store", queues=object_store)
     assert not (tmp_path / "store").exists()
     assert open_files(object_store).names("") == []
+
+
+@pytest.fixture
+def late_workers(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """Workers that plan batches start after 15 s, as long as the file has lines: each of them takes one."""
+    lines, program = tmp_path / "late", tmp_path / "python"
+    late = f"test -s {lines} && sed -i 1d {lines} && sleep 15"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *_source_runner*) {late};; esac\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(spark.sparkContext, "pythonExec", str(program))
+        yield lines
+    cues.spark.register(spark)  # a data source keeps the Python that it was registered with
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.long)])
+def test_a_query_whose_worker_does_not_start_in_time_is_started_again_some_times(
+    times: int, late_workers: Path, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark waits ten seconds for it, and then ends the query. Nothing was called, so nothing is lost or doubled."""
+    expect_windows(play(spark, tmp_path, graph(), range(100)), 100)
+    late_workers.write_text("late\n" * times)
+    told: list[Any] = []
+    if times == 1:
+        expect_windows(play(spark, tmp_path, graph(), range(100, 250), listeners=(told.append,)), 250)
+    else:
+        with pytest.raises(ProcessorStopped, match=r"Python worker failed to connect back"):
+            play(spark, tmp_path, graph(), range(100, 250), listeners=(told.append,))
+    assert late_workers.read_text() == ""
+    assert sum("the query starts again" in event.text for event in told) == min(times, 5)

@@ -14,6 +14,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -33,8 +34,8 @@ import test_spark_engine as stores
 import test_spark_queues as directories
 from children import Child
 from directory_steps import messages_of
-from spark_cluster import Cluster, connect_server, until
-from test_spark_three_graphs import killed_one
+from spark_cluster import Cluster, command_of, connect_server, until
+from test_spark_three_graphs import above, killed_one
 
 import cues
 from cues.errors import CuesError
@@ -154,6 +155,9 @@ class Driver:
 
     def run(self, kind: str, place: Path, queues: bool = False) -> None:
         self.begin(kind, place, queues)
+        self.end()
+
+    def end(self) -> None:
         ended = self.child.line()
         if ended:
             raise CuesError(ended)
@@ -222,11 +226,37 @@ SparkSession(SparkContext(gateway=gateway, jsc=java, conf=SparkConf(_jconf=java.
 """Uses the Java process of another driver, as the Python of a notebook does."""
 
 
-def killed(queues: bool = False) -> Callable[[Request, str, Path], None]:
+def descendants(pid: int, command: str) -> list[int]:
+    """The processes below this one whose command line has ``command``."""
+    found = [int(place.name) for place in Path("/proc").glob("[0-9]*")]
+    return [each for each in found if command in command_of(each) and pid in above(each)]
+
+
+def killed_later(chance: random.Random, whole: int, place: Path, queues: bool) -> None:
+    """Wait until a run has written some of its messages."""
+    goal = chance.randrange(1, whole // 2)  # the later messages are written in few steps
+    until(lambda: written(place, queues) >= goal, timeout_s=240)
+    time.sleep(chance.uniform(0, 0.2))
+
+
+def executor_killed(request: Request, kind: str, place: Path) -> None:
+    """``kill -9`` of one of two executors at a random moment. Its driver finishes."""
+    driver, chance = request.getfixturevalue("local_cluster"), random.Random(seeds.new())
+    driver.begin(kind, place, queues=True)
+    if kind not in REFUSED_WITH_QUEUES:
+        whole = written(request.getfixturevalue("expected")(kind) / "embedded", queues=False)
+        killed_later(chance, whole, place, queues=True)
+        died = killed_one(chance, descendants(driver.child.pid, "CoarseGrainedExecutorBackend"))
+        print(f"killed: {died}, at {written(place, queues=True)} of {whole} messages")
+    driver.end()
+
+
+def killed(queues: bool = False, java_too: bool = False) -> Callable[[Request, str, Path], None]:
     """``kill -9`` of a driver at a random moment, in one of two cells of its workers too; a second driver finishes.
 
     Both use the Java process of this session, because the start of another one is most of the time of a cell. So what
-    the first driver has begun in Java continues while the second one runs.
+    the first driver has begun in Java continues while the second one runs. ``java_too``: the first driver has a Java
+    process of its own, which dies with it.
     """
 
     def run_twice(request: Request, kind: str, place: Path) -> None:
@@ -235,15 +265,20 @@ def killed(queues: bool = False) -> Callable[[Request, str, Path], None]:
         if queues and kind in REFUSED_WITH_QUEUES:
             return in_this_process(request, kind, place, **how)
         whole = written(request.getfixturevalue("expected")(kind) / "embedded", queues=False)
-        goal = chance.randrange(1, whole // 2)  # the later messages are written in few steps
         parameters = spark.sparkContext._gateway.gateway_parameters
         gateway = {"PYSPARK_GATEWAY_PORT": str(parameters.port), "PYSPARK_GATEWAY_SECRET": parameters.auth_token}
-        with Child(ATTACHED + DRIVER, "", **gateway) as child:
+        own: tuple[str, str, dict[str, str]] = (DRIVER, "local[2]", {})
+        code, master, variables = own if java_too else (ATTACHED + DRIVER, "", gateway)
+        with Child(code, master, **variables) as child:
             Driver(child).begin(kind, place, queues)
-            until(lambda: written(place, queues) >= goal, timeout_s=240)
-            time.sleep(chance.uniform(0, 0.2))
+            killed_later(chance, whole, place, queues)
+            javas = descendants(child.pid, "SparkSubmit")
+            assert len(javas) == java_too
             if chance.random() < 0.5:
-                killed_one(chance, directories.python_workers(spark))
+                daemons = [pid for java in javas for pid in descendants(java, ".daemon pyspark.worker")]
+                killed_one(chance, daemons or directories.python_workers(spark))
+            for java in javas:
+                os.kill(java, signal.SIGKILL)
             child.kill()
         print(f"killed: at {written(place, queues)} of {whole} messages")
         return in_this_process(request, kind, place, **how)
@@ -270,7 +305,7 @@ class Mode(NamedTuple):
     refusal: str = ""
     """A part of the error, if this mode refuses every graph."""
     killed: bool = False
-    """True if a driver dies in it."""
+    """True if a driver or an executor dies in it."""
     third: int | None = 0
     """The first kind of the slow set, which has every third one from there; None: no kind, as a cell takes 15 s of CPU.
 
@@ -292,6 +327,9 @@ MODES = {
     "Connect": Mode(by("connected"), refusal="Spark Connect", third=0),
     "a store, driver killed": Mode(killed(), killed=True, third=1),
     "--queues, driver killed": Mode(killed(queues=True), queues=True, killed=True, third=2),
+    "a store, Java killed": Mode(killed(java_too=True), killed=True, third=None),
+    "--queues, Java killed": Mode(killed(queues=True, java_too=True), queues=True, killed=True, third=None),
+    "local-cluster, executor killed": Mode(executor_killed, queues=True, killed=True, third=None),
 }
 REFUSED_WITH_QUEUES = {
     "rate": "rate=",

@@ -11,9 +11,11 @@ from typing import Final
 from cues.base.logs import logger
 
 _log: Final = logger("cues.spark")
+UNBORN: Final = "Python worker failed to connect back"
+"""The text of Spark's error for a Python worker that did not start within ten seconds."""
 _ADVICE: Final = (
     (
-        "Python worker failed to connect back",
+        UNBORN,
         "give Spark fewer cores (--conf spark.executor.cores=2, or the master local[2]), or the machine less"
         " other work; then start again. A worker process of Python did not start within Spark's ten seconds.",
     ),

@@ -14,6 +14,7 @@ number of the batch decides nothing.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec
@@ -27,7 +28,7 @@ from cues.spark.cluster.frames import Encoding
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.publish import publish
 from cues.spark.columns import Encoder
-from cues.spark.failures import advice, in_short
+from cues.spark.failures import UNBORN, advice, in_short
 from cues.spark.source import Source
 from cues.steps.hashes import Hasher
 
@@ -39,13 +40,18 @@ if TYPE_CHECKING:
 _RAW: Final = {"index", "time", "hash", "value", "meta"}
 """Columns of rows that are messages: ``value`` is the packed message."""
 _LOOK_S: Final = 0.2
+UNBORN_MAX: Final = 5
+"""Most starts of a query again, one after another, because its Python worker did not start in time: about a minute."""
 _WAITING: Final = ("Waiting for next trigger", "Waiting for data to arrive", "Stopped")
 
 
 class BatchCommits:
     """The owner of a query whose batches are commits. Spark calls :meth:`commit_batch` in a thread of its own."""
 
+    driver: Driver
     node: Node
+    unborn = 0
+    """The number of times, since the last batch, that a Python worker of the query did not start in time."""
     _failed: BaseException | None = None
     """The error of a batch."""
 
@@ -63,6 +69,19 @@ class BatchCommits:
             if isinstance(error, Exception):
                 raise
             raise RuntimeError(f"{type(error).__name__}") from error  # py4j would not answer Spark, which waits
+
+    def _may_start_again(self, error: Exception) -> bool:
+        """Return True, with a warning, if a query ended only because Spark gave its Python worker up at the start.
+
+        Spark waits ten seconds, whatever else the machine does. A query that starts again continues after its last
+        commit, as at a start of the graph.
+        """
+        if self._failed is not None or UNBORN not in str(error) or self.unborn >= UNBORN_MAX:
+            return False
+        self.unborn += 1
+        text = "a Python worker did not start within Spark's ten seconds; the query starts again"
+        self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
+        return True
 
     def _stopped(
         self,
@@ -111,15 +130,19 @@ class StreamIngest(BatchCommits):
         if self.source.available_now:
             writer = writer.trigger(availableNow=True)
         place = self.driver.files.for_spark(self._checkpoint)
-        self._query = writer.option("checkpointLocation", place).start()
-        try:
-            while not ending() and not self._query.awaitTermination(_LOOK_S):
-                pass
-        except Exception as error:
-            stopped = self._stopped(error)
-            raise stopped from (None if stopped is self._failed else self._failed)
-        finally:
-            self._query.stop()
+        while True:
+            self._query = writer.option("checkpointLocation", place).start()
+            try:
+                while not ending() and not self._query.awaitTermination(_LOOK_S):
+                    pass
+                return
+            except Exception as error:
+                if self._may_start_again(error):
+                    continue
+                stopped = self._stopped(error)
+                raise stopped from (None if stopped is self._failed else self._failed)
+            finally:
+                self._query.stop()
 
     def idle(self) -> bool:
         """Return True if the stream has no rows now."""
@@ -177,4 +200,5 @@ class StreamIngest(BatchCommits):
         self.counters.steps += 1
         self.counters.taken += count
         self.counters.written += count
+        self.unborn = 0
         self.driver.ring()

@@ -149,10 +149,14 @@ class FrameQuery(BatchCommits, Stage):
                     "restore the directory from a copy.",
                     processor=self.node.id,
                 )
+        self._find_again()
+        return positions
+
+    def _find_again(self) -> None:
+        """Find the first batch that Spark will run again. Raises :class:`MessagesPurged` if its messages are gone."""
         folder, first = self._usable()
         self._require_messages(folder, first)
         self._again = self.batches.read(first) if first <= self.committed else self._last
-        return positions
 
     def _refuse_settings(self) -> None:
         """Refuse settings with which the batches that are made again would give other rows."""
@@ -330,6 +334,11 @@ class FrameQuery(BatchCommits, Stage):
             if self.driver.closed:
                 raise Interrupted
             error = self._query.exception() or RuntimeError("the query was stopped")
+            if self._may_start_again(error):
+                shutil.rmtree(self._here, ignore_errors=True)
+                self._find_again()
+                self._begin()
+                return False
             stopped = self._stopped(
                 error,
                 f"start again when the cause is gone. If Spark cannot read its checkpoint, delete {self._checkpoints}"
@@ -353,6 +362,7 @@ class FrameQuery(BatchCommits, Stage):
             else:
                 self._publish(rows, batch)
             self._again = batch
+        self.unborn = 0
         faults.point("frame.committed")
 
     def _batch_of(self, number: int) -> Batch:
