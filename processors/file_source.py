@@ -38,6 +38,12 @@ end is reported as a warning, and reading continues after it. Rotated files that
 are not read: give them a source of their own. A file that begins with the same 1,024 bytes as the one
 before, in the same inode, and is longer, is taken for it. Write files under a name that begins with ``.`` or ends with
 ``.tmp``, and rename them: a file is read as it is when its turn comes.
+
+**A file that is replaced or cut before it was read to its end.** It is refused if it has fewer bytes than were read,
+begins otherwise, or has no line end at the place (:class:`cues.processors.files.FileChanged`): at a start, for the file
+under way; else it is an error message with its name. A file that was replaced while it is open is read to its end,
+from the old one. One that was written anew in place is found at its end, and lines of both may have come by then. Not
+noticed are: a cut after the place, and another file with the same first 1,024 bytes and a line end at the place.
 """
 
 from __future__ import annotations
@@ -518,6 +524,7 @@ class Files(checks.Owned):
                 if grows:
                     (self._held.add if opened.waits else self._held.discard)(name)
                     return
+                opened.check_end(place)
                 found = stat if where.remote else opened.start_stat
                 row = Known(
                     opened.identity(opened.offset),
@@ -544,8 +551,8 @@ class Files(checks.Owned):
                 return
             problem = self.problem(name, place, error)
             said = checksum(problem.encode("utf-8", "replace"))
-            if row is not None and not row.done and row.is_as(stat) and row.end == said:
-                return  # an earlier start has said it
+            if row is not None and not row.done and (is_changed or row.is_as(stat)) and row.end == said:
+                return  # an earlier look has said it
             identity = place.current or Identity(name, *stat[:2], 0, b"")
             known.put(Known(identity, *stat[2:4], said, place.offset, place.line, False))
             yield place.next(), self.bad_file(name, place, problem)

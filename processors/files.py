@@ -72,9 +72,9 @@ class Malformed(ValueError):
 
 
 class FileChanged(cues.CuesError):
-    """Raised at the start of a source when a file does not fit the position that was committed for it.
+    """Raised when a file does not fit the place up to which it was read, by an earlier run or by this one.
 
-    ``path`` is the file, ``position`` the position. Nothing was read.
+    ``path`` is the file, ``position`` the place. Nothing was read after it.
     """
 
     path: str

@@ -131,12 +131,7 @@ class Opened:
         if current is not None:
             self._print = (current.size, current.print)
             if not source.tails and not (self.is_same(place.offset) and self.is_line_end()):
-                raise files.FileChanged(
-                    f"{name} has changed: it is not the file that was read up to byte {place.offset:,}.",
-                    "restore the file; or give the source another id, which begins at the start.",
-                    path=name,
-                    position=place.packed(),
-                )
+                raise self._changed(place)
         if self._is_numbered:  # its bytes are read in another order than the records
             head = self._head(FINGERPRINT_BYTES)
             self._print = len(head), checksum(head)
@@ -332,6 +327,19 @@ class Opened:
             return False
         head = self._head(size)
         return len(head) == size and (not size or checksum(head) == known)
+
+    def check_end(self, place: Progress) -> None:
+        """Raise :class:`files.FileChanged` if the file was cut or written anew while it was read up to ``place``."""
+        if not self._where.remote and self.stat() != self.start_stat and not self.is_same(place.offset):
+            raise self._changed(place)
+
+    def _changed(self, place: Progress) -> files.FileChanged:
+        return files.FileChanged(
+            f"{self.name} has changed: it is not the file that was read up to byte {place.offset:,}.",
+            "restore the file; or give the source another id, which begins at the start.",
+            path=self.name,
+            position=place.packed(),
+        )
 
     def end(self) -> bytes:
         """Return the checksum of the last bytes of the file as they are stored; empty in an object store."""
