@@ -198,7 +198,10 @@ def _is_exact(kind: pa.DataType) -> bool:
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = pa.chunked_array(list(map(columns.decoded, column.chunks)))
-    whole = column.cast(kind).combine_chunks()
+    whole = column.cast(kind)
+    if whole.num_chunks == 1:
+        return whole.chunk(0)  # combine_chunks copies it
+    whole = whole.combine_chunks()
     return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
 
 
