@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import java_archive
 import pytest
 import sets
 from forks import Forks, shared
@@ -44,9 +45,6 @@ SPARK_PROCESSES = {
 }
 """Files of tests whose drivers are mostly processes of their own: half of the time of Spark."""
 BYTECODE, BYTECODE_OF_WORKERS = "PYTHONDONTWRITEBYTECODE", "CUES_TEST_DONT_WRITE_BYTECODE"
-JAVA_OPTIONS, QUICK_JAVA = "JAVA_TOOL_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""A Java of the tests lives a minute. Without the optimizing compiler, a session of Spark that starts and runs ten jobs
-takes 21 s of CPU, not 35."""
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 8 << 30
 
@@ -63,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Stores in memory, where there is room: a sync of a disk that others share takes as long as it likes.
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-    os.environ.setdefault(JAVA_OPTIONS, QUICK_JAVA)
+    os.environ.setdefault(java_archive.VARIABLE, java_archive.options())
     config.addinivalue_line("markers", "damages_stores: the test leaves damaged stores, which are not checked")
     config.addinivalue_line("markers", "delivers_again: the test delivers messages under other hashes, on purpose")
 

@@ -8,12 +8,17 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import java_archive
 import pytest
 from children import fresh, run
 
 from cues.errors import JavaNotFound, Unsupported
 from cues.spark import java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 MODERN = 'openjdk version "21.0.2" 2024-01-16\nOpenJDK Runtime Environment'
 OLD = 'java version "1.8.0_292"\nJava(TM) SE Runtime Environment'
@@ -180,3 +185,12 @@ def test_spark_starts_on_the_java_that_the_extra_brings(tmp_path: Path) -> None:
     assert (total, left_behind) == ("63", "None")
     assert "WARN " not in found.stderr
     assert "Setting default log level" not in found.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_driver_of_the_tests_starts_from_the_archive(spark: SparkSession) -> None:
+    """Its classes are read from the file, if one was made (java_archive.py); Java would do without it in silence."""
+    if java_archive.options() == java_archive.QUICK:
+        pytest.skip("no archive was made: python tests/java_archive.py")
+    pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+    assert str(java_archive.archive()) in Path(f"/proc/{pid}/maps").read_text()
