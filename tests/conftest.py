@@ -89,14 +89,14 @@ def pytest_collection() -> Generator[None, object, object]:
     Else each of the hundreds of processes that tests start compiles Cues again. What tests write and import themselves
     is not kept there: a file that changes twice in a second would be read from its old bytecode.
 
-    What is collected is there until the end, so the collector of garbage never looks at it.
+    What is collected is there until the end, so the collector of garbage does not look at it meanwhile. It is not
+    frozen: tests compare what is (test_collector.py).
     """
     forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.freeze()
         gc.enable()
         sys.dont_write_bytecode = forbidden
 
