@@ -467,7 +467,17 @@ def tables(
     reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
     blocks.check_names(reader.schema.names, chosen, None, name)
     found = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
-    yield from _after(skip, 0, found, chosen)
+    yield from _after(skip, 0, _validated(found), chosen)
+
+
+def _validated(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of a file without checksums. Raises ValueError for one whose values would end the process."""
+    try:
+        for batch in batches:
+            batch.validate(full=True)
+            yield batch
+    except LookupError as error:  # of Arrow: a dictionary that is missing, or has no such index
+        raise ValueError(str(error)) from None
 
 
 def parquet_rows(

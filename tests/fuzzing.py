@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -45,11 +46,12 @@ from cues.errors import CuesError
 from cues.forwarding import external_writers, marks, other_stores
 from cues.graphs import processor_rows
 from cues.groups import claims, group_rows
+from cues.processors import opened_file
 from cues.producers import clocks
 from cues.producers.sequencer import AckIntent, Checkpoint, ProducerState
 from cues.queues.base import read_record
 from cues.queues.options import QueueOptions
-from cues.records import batch, identity, log_row, positions, provenance, sealed
+from cues.records import batch, columns, identity, log_row, positions, provenance, sealed
 from cues.records.identity import ProducerID
 from cues.steps import pending
 from cues.storage import datafile, pages
@@ -114,6 +116,72 @@ def _records() -> Iterator[bytes]:
         for one in (None, origin):
             for page in batch.build(messages, 1 << 20, hash, one, reserved=True):
                 yield batch.seal(page, 1, 17)
+
+
+def _tables() -> Iterator[Any]:
+    """Tables with columns of all layouts of Arrow; the second one has a dictionary."""
+    import pyarrow as pa
+
+    at = datetime(2026, 1, 31, tzinfo=UTC)
+    yield pa.table({"n": [1, 2, None], "t": ["a", "bé", None], "f": [1.5, 2.0, 0.0], "b": [True, None, False]})
+    yield pa.table({"d": pa.array(["x", "y", "x"]).dictionary_encode(), "l": [[1], [2, 3], []], "at": [at, None, at]})
+    texts = pa.array(["short", "a text of more than twelve bytes", None], pa.string_view())
+    maps = pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int64()))
+    yield pa.table({"v": texts, "m": maps, "s": [{"a": 1}, {"a": None}, None], "x": [b"ab", b"", None]})
+
+
+@functools.cache
+def _schemas() -> list[columns.StoredSchema]:
+    return [columns.packed_schema(columns.with_small_dictionaries(table).schema) for table in _tables()]
+
+
+def _column_records() -> Iterator[bytes]:
+    import pyarrow as pa
+
+    for table in _tables():
+        for compression in (None, "lz4", "zstd"):
+            many = pa.concat_tables([table] * (1 if compression is None else 100)).combine_chunks()
+            for page in batch.build_table(many, 1 << 20, compression=compression):
+                yield batch.seal(page, 1, 17)
+
+
+def _column_record(raw: bytes) -> Any:
+    """Its value is not compared: Arrow may write the same rows in another way."""
+    if not batch.intact(raw, 1):
+        raise codec.CodecError("", "", path="")
+    opened = batch.Batch(1, raw)
+    known = {each.hash: each for each in _schemas()}
+    if not opened.head.flags & batch.COLUMNS or opened.schema_hash not in known:
+        raise codec.CodecError("", "", path="")
+    opened.schema = known[opened.schema_hash]
+    try:
+        return len(opened.messages()) if opened.is_complete() else None
+    finally:
+        columns.arrow().default_memory_pool().release_unused()
+
+
+def _arrow_files() -> Iterator[bytes]:
+    import pyarrow as pa
+
+    for table in _tables():
+        for made in (pa.ipc.new_stream, pa.ipc.new_file):
+            for compression in (None, "zstd"):
+                sink = pa.BufferOutputStream()
+                with made(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+                    writer.write_table(table)
+                yield sink.getvalue().to_pybytes()
+
+
+def _arrow_file(raw: bytes) -> Any:
+    try:
+        found = opened_file.tables(io.BytesIO(raw), "arrow", 0, None, "a.arrow", 100)
+        return sum(len(columns.rows(rows)) for _, rows in found)
+    except Exception as error:
+        if opened_file.is_damage(error, remote=False):
+            raise codec.CodecError("", "", path="") from error
+        raise
+    finally:
+        columns.arrow().default_memory_pool().release_unused()
 
 
 def _frames(kind: str) -> Callable[[bytes], list[Any]]:
@@ -309,6 +377,14 @@ DECODERS: dict[str, Decoder] = {
         _record,
         seal=lambda raw: batch.checksum(memoryview(raw)[8:], seed=1) + raw[8:],
     ),
+    "record of columns": Decoder(
+        (batch, columns),
+        _column_records,
+        _column_record,
+        (CuesError, MemoryError),  # a compressed buffer says how long it will be, and Arrow asks for that at once
+        seal=lambda raw: batch.checksum(memoryview(raw)[8:], seed=1) + raw[8:],
+    ),
+    "Arrow file": Decoder((opened_file,), _arrow_files, _arrow_file, (CuesError, MemoryError, OverflowError)),
     "provenance": Decoder(
         (provenance,),
         lambda: [

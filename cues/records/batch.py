@@ -651,7 +651,7 @@ class Batch:
             return [ACKNOWLEDGEMENT] * count
         body = memoryview(self.value)[self.head.body_at :] if self._body is None else self._body
         try:
-            found = columns.rows(self.table()) if self.head.flags & COLUMNS else codec.unpack(body)
+            found = self._rows() if self.head.flags & COLUMNS else codec.unpack(body)
         except FOREIGN as error:
             if not self.head.flags & COLUMNS and _is_msgpack(body):
                 raise  # it is the error of a decoder that the user registered
@@ -686,6 +686,11 @@ class Batch:
             return columns.schema_hash(self._body)
         except FOREIGN as error:
             raise self.foreign(error) from None
+
+    def _rows(self) -> list[dict[str, Any]]:
+        table = self.table()
+        table.validate(full=True)  # else a value of another form than Arrow writes may end the process
+        return columns.rows(table)
 
     def table(self) -> Any:
         """Return the ``pyarrow.RecordBatch`` of a record of columns, which no dict was made of."""

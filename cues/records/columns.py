@@ -392,10 +392,16 @@ def opened(body: bytes, schema: StoredSchema) -> Any:
     _, size = _HEAD.unpack_from(body)
     # Copied, because buffers of Arrow begin at multiples of eight bytes.
     ipc = pa.py_buffer(bytes(memoryview(body)[_HEAD.size + size :]))
-    if schema.plain:
-        return pa.ipc.read_record_batch(ipc, schema.arrow)
-    with pa.ipc.open_stream(pa.py_buffer(schema.packed + ipc)) as reader:
-        return reader.read_next_batch()
+    try:
+        if schema.plain:
+            found = pa.ipc.read_record_batch(ipc, schema.arrow)
+        else:
+            with pa.ipc.open_stream(pa.py_buffer(schema.packed + ipc)) as reader:
+                found = reader.read_next_batch()
+    except (OSError, EOFError, StopIteration) as error:  # no file was read: it is about these bytes
+        raise ValueError(str(error) or "it has no record batch") from None
+    found.validate()  # that buffers are long enough; rows() looks at all values
+    return found
 
 
 def rows(batch: Any) -> list[dict[str, Any]]:
