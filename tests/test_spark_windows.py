@@ -93,6 +93,7 @@ def test_silent_inputs_are_refused_by_name_in_a_directory(tmp_path: Path) -> Non
     made.add(windows.sessions(cues.AnyOf("a", "b"), "out", 10, **given))
     with pytest.raises(GraphError, match=r"has idle=, which a processor with its queues in a shared directory cannot"):
         made.start(engine="spark", store=tmp_path / "store", queues=tmp_path / "queues")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["store", "directory"])
