@@ -24,7 +24,7 @@ import json
 import math
 from collections.abc import Mapping
 from datetime import date, time, timedelta
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Final, Never
 from uuid import UUID
 
 from cues.imported import loaded
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
 _TOO_DEEP = "it is nested too deep"
+DEPTH_MAX: Final = 500
+"""Levels of lists and objects in a text that is read. A message has room for some more around them; Python reads 1,000
+or more, which depends on its version and on the call."""
 
 
 def encode(value: Any, *, compact: bool = False, exact: bool = False) -> str:
@@ -57,13 +60,32 @@ def decode(text: str | bytes, *, shown: bool = False) -> Any:
     """Read JSON; with ``shown`` in the forms of :func:`show`.
 
     Raises json.JSONDecodeError for other text, and other ValueErrors for NaN, Infinity, a number that a float cannot
-    hold (1e400), bytes that are not UTF-8, and nesting that is too deep.
+    hold (1e400), bytes that are not UTF-8, and nesting of more than :data:`DEPTH_MAX` levels.
     """
     try:
         hook = _restored if shown else None
-        return json.loads(text, parse_constant=_refused, parse_float=_float, object_hook=hook)
+        value = json.loads(text, parse_constant=_refused, parse_float=_float, object_hook=hook)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+    if is_deeper(text, value, DEPTH_MAX):
+        raise ValueError(_TOO_DEEP)
+    return value
+
+
+def is_deeper(text: str | bytes, value: Any, levels: int) -> bool:
+    """Return whether the value of a text has more levels of lists and objects. Costs nothing if the text is short."""
+    if len(text) <= 2 * levels:
+        return False
+    brackets = (text.count("[") + text.count("{")) if isinstance(text, str) else (text.count(b"[") + text.count(b"{"))
+    if brackets <= levels:
+        return False
+    level = [value] if type(value) in (dict, list) else []
+    for _ in range(levels):
+        parts = (each.values() if type(each) is dict else each for each in level)
+        level = [part for each in parts for part in each if type(part) in (dict, list)]
+        if not level:
+            return False
+    return True
 
 
 def show(value: Any, *, compact: bool = False, ascii_only: bool = False) -> str:

@@ -327,7 +327,7 @@ def jsonl_parser(shape: Shape, may: frozenset[str] = frozenset()) -> Callable[[s
         foreign.check(row, may)
         if b"\\ud" in line.lower():  # half of a surrogate pair is JSON, but not text
             json.dumps(row, ensure_ascii=False).encode()
-        if line.count(b"[") + line.count(b"{") > DEPTH_MAX and _depth(row) > DEPTH_MAX:
+        if jsontext.is_deeper(line, row, DEPTH_MAX):
             raise ValueError(f"nested more than {DEPTH_MAX} deep")
         return row
 
@@ -538,19 +538,6 @@ def _writes_plain_line_ends(encoding: str) -> bool:
         return "a\n".encode(encoding)[-2:] == b"a\n" and "\n\n".encode(encoding).endswith(b"\n\n")
     except LookupError:
         raise InvalidArgument(f"The encoding {encoding!r} is unknown.", "use one that Python knows.") from None
-
-
-def _depth(value: object) -> int:
-    depth = 0
-    level = [value]
-    while level := [
-        inner
-        for outer in level
-        if isinstance(outer, (dict, list))
-        for inner in (outer.values() if isinstance(outer, dict) else outer)
-    ]:
-        depth += 1
-    return depth
 
 
 def _json_type(value: object) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from cues import codec
+from cues import codec, jsontext
 from cues.errors import CodecError, CuesError, NotInstalled
 
 EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -150,8 +150,8 @@ class Values:
                 value = load(text)
                 if b"\\u" in text:
                     codec.pack(value)  # JSON may have half of a character, which no message can have
-                return value
-            except errors:  # infinity, 24:00:00, a year outside of Python's, JSON of thousands of levels
+                return text.decode() if jsontext.is_deeper(text, value, jsontext.DEPTH_MAX) else value
+            except errors:  # infinity, 24:00:00, a year outside of Python's, JSON that Python cannot read
                 return text.decode()
 
         return read

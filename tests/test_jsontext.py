@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 import cues
-from cues import jsontext
+from cues import codec, jsontext
 from cues.cli import send
 from cues.processors import files, formats, kafka
 from cues.processors.http_sink import as_json
@@ -90,6 +90,26 @@ def test_every_value_is_shown_and_read_back() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("open", "close"), [("[", "]"), ('{"a":', "}"), ('[1,{"b":[', "]}]")])
+@pytest.mark.parametrize("encode", [str, str.encode])
+def test_what_is_read_fits_a_message_whatever_the_interpreter_could_read(
+    open: str, close: str, encode: Callable[[str], Any]
+) -> None:
+    """A document of PostgreSQL that Python 3.13 can read, and no message can hold, stopped its source."""
+    levels = open.count("[") + open.count("{")
+    most = jsontext.DEPTH_MAX // levels
+    # Brackets in texts are no levels, nor are lists beside each other.
+    for inside in ("0", '"[[{{"', "[" + "[]," * 600 + "0]"):
+        few = most - 2 if inside[0] == "[" else most
+        value = jsontext.decode(encode(open * few + inside + close * few))
+        assert codec.unpack(codec.pack([{"row": {"column": value}}])) == [{"row": {"column": value}}]
+        for deeper in (most + 1, most + 150):
+            with pytest.raises(ValueError, match="nested too deep"):
+                jsontext.decode(encode(open * deeper + inside + close * deeper))
+    with pytest.raises(ValueError, match="nested too deep"):
+        jsontext.decode(encode("[" * 100_000 + "]" * 100_000))
+
+
 def test_nesting_that_is_too_deep_is_a_value_error() -> None:
     deep: Any = []
     for _ in range(100_000):
