@@ -1,11 +1,14 @@
-"""The version of pyspark that is installed, and what it is too old for."""
+"""The version of pyspark that is installed, what it is too old for, and where its workers come from."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Final
 
 from cues.errors import NotInstalled, Unsupported
+
+DAEMON: Final = "cues.spark.daemon"
+"""The module from which the Python workers of a local master are forked; like those of Spark, a program of its own."""
 
 
 def require_pyspark() -> None:

@@ -30,6 +30,7 @@ from cues.queues.base import read_as, views_of
 from cues.queues.committed import Isolation
 from cues.queues.queue import Queue
 from cues.queues.store import Store
+from cues.spark.installed import DAEMON
 from cues.spark.options import QueueAddress
 from cues.spark.position import Indices
 from cues.spark.slices import BatchSlice, SliceRows, cut, edges, merged
@@ -281,7 +282,7 @@ def message_first() -> Iterator[None]:
         yield
     except CuesError:
         process = getattr(sys.modules["__main__"], "__spec__", None)
-        if process is not None and process.name.startswith("pyspark."):
+        if process is not None and process.name.startswith(("pyspark.", DAEMON)):
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise
 

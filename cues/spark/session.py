@@ -33,7 +33,7 @@ from cues.errors import NotInstalled, Unsupported
 from cues.spark import conf as settings_of
 from cues.spark import java
 from cues.spark.failures import in_short
-from cues.spark.installed import require_pyspark
+from cues.spark.installed import DAEMON, require_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +46,6 @@ people read."""
 _CONNECT_PORT: Final = 15002
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DAEMON_SETTING: Final = "spark.python.daemon.module"
-_DAEMON: Final = "cues.spark.daemon"
 _LOG_SETTINGS: Final = """\
 # Made by Cues: errors only, on the standard error.
 rootLogger.level = error
@@ -233,7 +232,7 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
     chosen = {**settings(master or ""), **(conf or {})}
     with contextlib.ExitStack() as during:
         if os.environ.setdefault("PYSPARK_PYTHON", sys.executable) == sys.executable and is_local(master or ""):
-            chosen = {_DAEMON_SETTING: _DAEMON, **chosen}
+            chosen = {_DAEMON_SETTING: DAEMON, **chosen}
         if not submitted:
             during.enter_context(_environment("JAVA_HOME", str(java.find().home)))
             if stays_here(master or ""):
