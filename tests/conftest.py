@@ -107,9 +107,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, No
 
     One of each function is made all the same, since a function without any would be an error. It is deselected later.
     """
+    yield
     if "stride" in metafunc.fixturenames:
         metafunc.parametrize("stride", sets.STRIDES)
-    yield
     expression = metafunc.config.option.markexpr
     if not expression or any("::" in name for name in metafunc.config.args):
         return  # a test that is named and deselected is not the same as one that does not exist

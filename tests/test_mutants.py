@@ -60,6 +60,15 @@ def run(*names: str) -> str:
 
 
 @pytest.mark.slow
+def test_every_test_of_the_table_is_there_with_its_arguments() -> None:
+    """The arguments of a hook came first in the names for a while, and no mutant could be judged."""
+    tests = sorted({f"tests/{mutant.test}" for mutant in MUTANTS})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", *tests]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.slow
 def test_some_mutants_are_caught() -> None:
     output = run(*SOME)
     assert output.endswith(f"{len(SOME)} mutants: {len(SOME)} caught, 0 survived, 0 broken\n"), output
