@@ -1,7 +1,7 @@
 """An archive of the classes that a driver of Spark loads, from which each later Java of the tests starts.
 
-``python tests/java_archive.py`` makes it, in the folder for temporary files. Java checks that the archive is of its own
-version and of the same jars, and does without it otherwise; so do the tests where nobody has made one.
+``python tests/java_archive.py`` makes it, in the folder for temporary files. Java uses the archive only if it
+was made by the same version of Java, of the same jars. Without an archive the tests run too, and take longer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def archive() -> Path | None:
 def options() -> str:
     """The options of each Java of the tests."""
     made = archive()
-    if made is None or not made.exists() or made.stat().st_uid != os.getuid():  # it has code: of nobody else
+    # An archive holds code that Java runs, so one that another user has made is not used.
+    if made is None or not made.exists() or made.stat().st_uid != os.getuid():
         return QUICK
     return f"{QUICK} {QUIET} -XX:SharedArchiveFile={made}"
 

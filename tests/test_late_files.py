@@ -115,7 +115,7 @@ class HalfRead:
         self.write(path / "2.txt", self.later)
         self.write(self.first, self.lines)
         self.count = dice.randint(2, len(self.lines) - 2)
-        """How many lines are read before it changes."""
+        """The number of lines that are read before the file changes."""
 
     def made(self, name: str, count: int) -> list[str]:
         return [f"{name}{n:03} {'x' * self.width}" for n in range(count)]

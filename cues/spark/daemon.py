@@ -2,7 +2,7 @@
 
 Spark's own daemon (:mod:`pyspark.daemon`) imports nothing, because a module may start a thread, and a fork copies only
 the thread that forks. So each worker imports for itself, which takes 0.8 s of CPU. Of the modules here only Arrow's
-allocator starts a thread, and it has handlers for a fork. A test asserts that there is no other one.
+allocator starts a thread, and it is made for forks. A test fails if a module here starts another thread.
 
 A fork also copies the state of random numbers. Python's own is seeded again in each worker; numpy's is seeded here.
 """
