@@ -170,6 +170,7 @@ class FileSink:
             partition_by=partition_by, open_files_max=open_files_max, at_end=at_end, timeout_s=timeout_s,
         )  # fmt: skip
         self._timers: dict[str, threading.Timer] = {}
+        self._rolling = threading.Lock()
 
     @override
     def __reduce__(self) -> Any:
@@ -226,10 +227,14 @@ class FileSink:
         return [p for p in processors if os.path.isdir(os.path.join(self.path, _FOLDER, p.partition("/")[0]))]
 
     def close(self) -> None:
-        """Stop the timers of ``roll_s``. Nothing else is open between two transactions."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        """Stop the timers of ``roll_s``, and await one that is at work: no file changes after the end of a run.
+
+        Nothing else is open between two transactions.
+        """
+        with self._rolling:
+            for timer in self._timers.values():
+                timer.cancel()
+            self._timers.clear()
 
     def __cues_continue__(self, unit: str) -> None:
         """Finish what an earlier process left open and is overdue, and await the rest: messages may not come for long.
@@ -250,11 +255,14 @@ class FileSink:
         def roll() -> None:
             if (sink := own()) is None:
                 return
-            sink._timers.pop(processor, None)
-            try:
-                _Directory(sink, processor).roll(sink._is_due)
-            except cues.CuesError:  # a full disk; the next transaction reports it, if there is one
-                sink._roll_in(processor, AGAIN_S)
+            with sink._rolling:
+                if sink._timers.get(processor) is not timer:
+                    return  # the sink was closed
+                del sink._timers[processor]
+                try:
+                    _Directory(sink, processor).roll(sink._is_due)
+                except cues.CuesError:  # a full disk; the next transaction reports it, if there is one
+                    sink._roll_in(processor, AGAIN_S)
 
         timer = threading.Timer(max(0.0, wait_s), roll)
         timer.daemon = True

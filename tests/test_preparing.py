@@ -162,6 +162,29 @@ def test_a_file_that_cannot_be_finished_in_time_is_finished_later(
         until(name.is_file, "the file was not finished")
 
 
+def test_a_closed_sink_changes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing awaits the finishing by time that is under way, and none begins after it."""
+    entered, going_on = threading.Event(), threading.Event()
+
+    def point(name: str) -> None:
+        if name == "files.finishing":
+            entered.set()
+            assert going_on.wait(60)
+
+    monkeypatch.setattr(file_sink, "faults", SimpleNamespace(point=point))
+    out = FileSink(tmp_path / "out", roll_s=0.01)
+    with cues.Graph("g", [cues.Source("q", None), out.sink("q")], store=tmp_path / "store").start() as running:
+        running.send("q", {"n": 1})
+        assert entered.wait(60)
+    closing = threading.Thread(target=out.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive() and out.finished() == []
+    going_on.set()
+    closing.join(60)
+    assert [Path(name).read_text() for name in out.finished()] == ['{"n": 1}\n']
+
+
 @pytest.mark.parametrize("url", ["api.example.com/orders", "ftp://host/x", "http:///x", "http://[", "", 7])
 def test_a_url_that_is_none_is_refused_at_the_declaration(url: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"not the URL of a resource\. Try: give https"):

@@ -671,9 +671,10 @@ class RolledFiles(Row):
         self.path = Path(self.store.path).with_name("files")
         self.written_at: list[Span] = []
 
-    def graph(self) -> Graph:
+    def run(self) -> None:
         files = FileSink(self.path, "jsonl", roll_s=IDLE_S, durability="process")
-        return Graph("g", [cues.Source("in"), files.sink("in", id="files")])
+        testing.run_until_idle(Graph("g", [cues.Source("in"), files.sink("in", id="files")]), self.store)
+        files.close()  # it would finish a file by its time, while the files are read
 
     def rows(self, ending: str) -> list[int]:
         return [json.loads(line)["n"] for path in self.path.rglob(f"*.{ending}") for line in path.open()]
