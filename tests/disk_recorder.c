@@ -263,6 +263,12 @@ int msync(void *at, size_t length, int flags) {
     return failed;
 }
 
+/* A copy of a map is as long as the map, and most of it is never touched: no memory is reserved for it. */
+static void *unrecorded_map(void *wish, size_t length, int protection, int flags, int fd, off_t offset) {
+    REAL(void *, mmap, void *, size_t, int, int, int, off_t);
+    return real(wish, length, protection, flags, fd, offset);
+}
+
 static void mapped(void *at, size_t length, int protection, int flags, int fd, off_t offset) {
     struct map *map = maps;
     struct stat is;
@@ -271,7 +277,11 @@ static void mapped(void *at, size_t length, int protection, int flags, int fd, o
     if (!path_of(fd, path, &is) || !S_ISREG(is.st_mode)) return;
     while (map < maps + MAPS && map->at) map++;
     if (map == maps + MAPS) abort();
-    map->copy = calloc(1, length);
+    map->copy = unrecorded_map(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map->copy == MAP_FAILED) {
+        fprintf(stderr, "disk_recorder: no memory for a copy of %zu bytes of %s\n", length, path);
+        abort();
+    }
     map->length = length, map->inode = is.st_ino, map->offset = offset;
     strcpy(map->path, path);
     map->at = at;
@@ -299,7 +309,7 @@ int munmap(void *at, size_t length) {
     for (struct map *map = maps; map < maps + MAPS; map++)
         if (map->at && map->at == (char *)at) {
             note_maps();
-            free(map->copy);
+            real(map->copy, map->length);
             map->at = NULL;
         }
     int failed = real(at, length);

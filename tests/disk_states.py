@@ -408,7 +408,7 @@ def states(
 def replay(
     records: list[Record], wanted: Iterable[State], directory: Path, ignored: Callable[[Record], bool]
 ) -> Iterator[tuple[State, Path, list[str]]]:
-    """Write each state into a directory that lives until the next one; with the marks that were there by then."""
+    """Write each state into a directory of its own, which the caller removes; yield it with the marks until it."""
     disk, done = Disk(ignored), 0
     for number, state in enumerate(wanted):
         while done <= state.at:
@@ -417,7 +417,6 @@ def replay(
         path = directory / f"state-{number}"
         disk.write(path, state.choice)
         yield state, path, list(disk.marks)
-        shutil.rmtree(path)
 
 
 def whole(records: list[Record]) -> Disk:

@@ -65,6 +65,7 @@ def _driver(root: str, durability: str) -> Any:
 
     streams = [cues.Stream(number, "src", "out", id="a", key="k"), cues.Stream(same, "out", "end", id="b")]
     graph = cues.Graph("g", [cues.Source("src", counted), *streams], durability=durability)
+    open_store(root + "/store", durability=durability).close()  # with a map whose pages can be compared
     return HostRun(LocalFiles(root + "/queues"), graph, Path(root, "store"), size=lambda: 4)
 
 

@@ -3,7 +3,7 @@
 Beside its writes, a program that is recorded leaves marks:
 
     {"disk": {"home": {"in": 5}}}       this commit of a "disk" store returned; queue "in" ends before index 5
-    {"synced": {"abroad": {"out": 3}}}  a sync of a "process" store returned
+    {"synced": {"abroad": {"out": 3}}}  a sync of a store returned, or its last handle was closed
     {"files": {name: content}}          these finished files were there after a transaction of a FileSink
 
 Workloads with more than stores and files are in disk_targets.py.
@@ -14,6 +14,8 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from cues.errors import Diverged, StoreDamaged
 from cues.processors.file_sink import FileSink
 from cues.queues.store import Store
 from cues.storage import environment
+from cues.tools import check
 
 REFUSED = (StoreDamaged, Diverged)
 """The errors with which a store, or the start of a graph, is refused after a lost power."""
@@ -43,8 +46,8 @@ def ends(store: Store) -> dict[str, int]:
 
 
 def mark_commits(stores: Callable[[], dict[str, Store]], files: Callable[[], dict[str, str]] = dict) -> None:
-    """From here on, leave a mark after each commit and after each sync of a store."""
-    real = Store.sync
+    """From here on, leave a mark after each commit, and after each sync and each close of a store."""
+    real, real_close = Store.sync, Store.close
 
     def sync(self: Store) -> None:
         before = ends(self)
@@ -52,13 +55,21 @@ def mark_commits(stores: Callable[[], dict[str, Store]], files: Callable[[], dic
         where = "abroad" if Path(self.path).name == "abroad" else "home"
         disk_states.mark(json.dumps({"synced": {where: before}}))
 
+    def close(self: Store) -> None:
+        where = "abroad" if Path(self.path).name == "abroad" else "home"
+        before = {} if self.closed else ends(self)
+        real_close(self)
+        if before and self.core.environment.state == "closed":
+            disk_states.mark(json.dumps({"synced": {where: before}}))
+
     def point(name: str) -> None:
         if name in AFTER_COMMITS:
             there = {where: ends(store) for where, store in stores().items() if store.durability == "disk"}
             disk_states.mark(json.dumps({"disk": there, "files": files()}))
 
     Store.sync = sync  # type: ignore[method-assign]
-    faults.point = point
+    Store.close = close  # type: ignore[method-assign]
+    faults.watch(point)
 
 
 def run_scenario(root: str, name: str) -> None:
@@ -203,3 +214,31 @@ def look_and_continue(module: str, name: str, root: str, argument: str, durabili
     except REFUSED as error:
         found["refused"] = str(error)
     return found
+
+
+JUDGE_S = 20
+"""A child judges states for so long; the next child begins with the next state."""
+
+
+def look_and_continue_all(
+    module: str, name: str, roots: list[str], argument: str, durabilities: dict[str, str], results: str
+) -> bool:
+    """Look at states one after the other, and append each result to a file: the next state may end this process."""
+    check.walk = check_here
+    end = time.monotonic() + JUDGE_S
+    with open(results, "wb") as file:
+        for root in roots:
+            pickle.dump(look_and_continue(module, name, root, argument, durabilities), file)
+            file.flush()
+            if time.monotonic() > end:
+                break
+    return True
+
+
+def check_here(path: str, progress: object = None) -> list[str]:
+    """Do what ``check.walk`` does, in this process, which a damaged store may end: that is a wrong state too."""
+    try:
+        with cues.open(path, readonly=True) as store:
+            return store.check()
+    except StoreDamaged as error:
+        return [error.message]

@@ -10,10 +10,16 @@ those of an undisturbed run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import json
+import os
+import pickle
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +27,7 @@ import disk_states
 import forks
 import pytest
 import scenarios
-from disk_states import AT_ONCE, LINK, SYNC, UNLINK, Record, kind_of
+from disk_states import AT_ONCE, LINK, MARK, SYNC, UNLINK, Record, kind_of
 from disk_workloads import APPENDS, message
 from sets import bounded
 from test_crashes import judge
@@ -170,11 +176,27 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
         made = disk_states.record(f"{workload.module}:run_{workload.run}", root, beside, workload.argument)
         missed = disk_states.differences(disk_states.whole(made), root, beside / "copy")
         assert not missed, f"the recorder has missed writes to {missed}"
+        assert not (silent := unmarked(made, workload, root)), f"{name}: {silent}"
         children = children_of(workload)
         continued = children.run(f"{workload.module}:continue_{workload.run}", str(root), workload.argument)
         return Recording(workload, made, continued.value)
 
     return make
+
+
+def unmarked(records: list[Record], workload: Workload, root: Path) -> str:
+    """Say which store has messages that no mark acknowledges, though it was closed: its judge would not miss them."""
+    marks = [record.first for record in records if record.kind == MARK]
+    closed, committed = latest(marks, "synced"), latest(marks, "disk")
+    for where, durability in workload.durabilities.items():
+        path = root / "store" / ("abroad" if where == "abroad" else "")
+        if not (path / "data.mdb").exists():
+            continue
+        ends = closed.get(where, {})
+        marked = committed.get(where, {}) if durability == "disk" else ends
+        if not ends or any(marked.get(log, 0) < end for log, end in ends.items() if end > 1):
+            return f"store {where} was closed with logs that end before {ends}; acknowledged were {marked}"
+    return ""
 
 
 def happened(record: Record) -> bool:
@@ -195,9 +217,8 @@ def lose_power(
     wanted = disk_states.states(records, SEED, most, ignored, chosen)
     if within is not None:
         wanted = [state for state in wanted if state.at in within]
-    for state, path, marks in disk_states.replay(records, wanted, directory, ignored):
+    for state, marks, outcome in judged(workload, disk_states.replay(records, wanted, directory, ignored), directory):
         where = f"seed {SEED}, after record {state.at} of {len(records)}, {state.choice}"
-        outcome = one_state(workload, path)
         if outcome.value is None:
             return found, f"{where}: signal {outcome.signal} {outcome.error}"
         if wrong := wrong_with(marks, outcome.value, workload.durabilities):
@@ -215,11 +236,51 @@ def lose_power(
     return found, ""
 
 
-def one_state(workload: Workload, path: Path) -> forks.Outcome:
-    """Open and continue a state in a child, which it may kill."""
-    children = children_of(workload)
-    arguments = (workload.module, workload.run, str(path), workload.argument, workload.durabilities)
-    return children.wait(children.start("disk_workloads:look_and_continue", *arguments))
+AT_A_TIME = 32
+"""So many states are written before they are judged."""
+
+
+def judged(
+    workload: Workload, replayed: Iterator[tuple[disk_states.State, Path, list[str]]], directory: Path
+) -> Iterator[tuple[disk_states.State, list[str], forks.Outcome]]:
+    """Open and continue each state in a child, which it may kill.
+
+    A child takes many states, since its first one costs ten times as much as a later one: a forked process copies each
+    page that it touches, imports modules and makes its templates. After a state that ends the child nothing follows.
+    """
+    children, results = children_of(workload), directory / "results"
+    while waiting := list(itertools.islice(replayed, AT_A_TIME)):
+        while waiting:
+            paths = [str(path) for _, path, _ in waiting]
+            arguments = (workload.module, workload.run, paths, workload.argument, workload.durabilities, str(results))
+            results.write_bytes(b"")  # the child may end before it writes one
+            outcome = children.wait(children.start("disk_workloads:look_and_continue_all", *arguments))
+            found = [*unpickled(results)]
+            for (state, path, marks), value in zip(waiting, found, strict=False):
+                shutil.rmtree(path)
+                yield state, marks, outcome._replace(value=value)
+            del waiting[: len(found)]
+            if outcome.value is None:
+                state, _, marks = waiting[0]
+                yield state, marks, outcome
+                return
+
+
+def unpickled(path: Path) -> Iterator[Any]:
+    with path.open("rb") as file, contextlib.suppress(EOFError, pickle.UnpicklingError):  # its writer may have died
+        while True:
+            yield pickle.load(file)
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[Path]:
+    """A directory for states. It is in memory if the machine has that: the syncs of a judge wait for no disk then."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="cues-states-") as name:
+        yield Path(name)
 
 
 # --- tests --------------------------------------------------------------------------------------
@@ -254,19 +315,19 @@ def few_and_many(slow: Iterable[Any], values: Iterable[Any], few: int, many: int
     ],
 )
 def test_every_state_after_a_lost_power_is_exact_or_refused(
-    name: str, most: int, recording: Recorder, tmp_path: Path
+    name: str, most: int, recording: Recorder, quick: Path
 ) -> None:
     """What a "disk" store and a sink of files have acknowledged is there; nothing is lost or doubled."""
-    found, wrong = lose_power(recording(name), tmp_path, most)
+    found, wrong = lose_power(recording(name), quick, most)
     assert not wrong, f"{name}: {wrong}"
     assert found["exact"], found
     print(f"{name}: {dict(found)}")
 
 
 @bounded("most", 40, None)  # type: ignore[arg-type]
-def test_all_states_of_a_small_workload(most: int | None, recording: Recorder, tmp_path: Path) -> None:
+def test_all_states_of_a_small_workload(most: int | None, recording: Recorder, quick: Path) -> None:
     """At each moment each subset of up to ten writes and names; the long set makes all of these states."""
-    found, wrong = lose_power(recording("few appends"), tmp_path, most, chosen=disk_states.every_choice)
+    found, wrong = lose_power(recording("few appends"), quick, most, chosen=disk_states.every_choice)
     assert not wrong, wrong
     print(f"few appends, all states: {dict(found)}")
     assert found["exact"] >= 40
@@ -281,13 +342,13 @@ MOMENTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_all_states_around_one_moment(moment: str, recording: Recorder, tmp_path: Path) -> None:
+def test_all_states_around_one_moment(moment: str, recording: Recorder, quick: Path) -> None:
     name, kind, ending = MOMENTS[moment]
     made = recording(name)
     (at,) = (
         at for at, each in enumerate(made.records) if each.kind == kind and (each.second or each.first).endswith(ending)
     )
-    found, wrong = lose_power(made, tmp_path, within=range(at - 1, at + 1))
+    found, wrong = lose_power(made, quick, within=range(at - 1, at + 1))
     assert not wrong, wrong
     print(f"{moment}: {dict(found)}")
     assert found["exact"] > 5
@@ -316,13 +377,13 @@ CONTROLS = [
 
 @pytest.mark.parametrize(("control", "most"), few_and_many(CONTROLS[:2], CONTROLS, 40, 1000))
 def test_a_sync_that_is_left_out_is_found(
-    control: tuple[str, str], most: int, recording: Recorder, tmp_path: Path
+    control: tuple[str, str], most: int, recording: Recorder, quick: Path
 ) -> None:
     """The control: the same judge over the same records, but these syncs make nothing durable."""
     name, kind = control
     made = recording(name)
     assert any(kind_of(record) == kind for record in made.records if record.kind == SYNC or record.flags & AT_ONCE)
-    found, wrong = lose_power(made, tmp_path, most, lambda record: kind_of(record) == kind)
+    found, wrong = lose_power(made, quick, most, lambda record: kind_of(record) == kind)
     print(f"{name} without {kind}: after {sum(found.values())} states")
     assert wrong, f"{name}: no state is wrong without {kind}"
 
