@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,10 @@ class Child:
             code = self.returncode()
             raise AssertionError(f"the child ended ({code}) instead of speaking:\n{self.errors()}")
         return found.strip()
+
+    def speaks(self) -> bool:
+        """True if it has printed something since the last line that was read, or has ended."""
+        return bool(select.select([self._output], [], [], 0)[0])
 
     def say(self, text: str = "") -> None:
         """Give it a line of input."""

@@ -9,6 +9,7 @@ table of docs/spark-reference.md, ``python tests/test_spark_matrix.py``: it says
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -157,6 +158,10 @@ class Driver:
         self.begin(kind, place, queues)
         self.end()
 
+    def ended(self) -> bool:
+        """True if it has said how the graph ended."""
+        return self.child.speaks()
+
     def end(self) -> None:
         ended = self.child.line()
         if ended:
@@ -239,16 +244,50 @@ def killed_later(chance: random.Random, whole: int, place: Path, queues: bool) -
     time.sleep(chance.uniform(0, 0.2))
 
 
+@contextlib.contextmanager
+def halfway(child: Child, chance: random.Random, whole: int, place: Path) -> Iterator[None]:
+    """Stop a driver at a random moment after it has written some of its messages; at the end it continues.
+
+    It is stopped for each look too, so that it cannot write all others between the look and the next line of a test.
+    """
+    goal = chance.randrange(1, whole // 3)  # "broadcast" writes the other two thirds in one step
+
+    def reached() -> bool:
+        child.signal(signal.SIGCONT)
+        time.sleep(chance.uniform(0, 0.1))
+        child.signal(signal.SIGSTOP)
+        return written(place, queues=True) >= goal
+
+    try:
+        until(reached, timeout_s=240)
+        yield
+    finally:
+        child.signal(signal.SIGCONT)
+
+
 def executor_killed(request: Request, kind: str, place: Path) -> None:
-    """``kill -9`` of one of two executors at a random moment. Its driver finishes."""
+    """``kill -9`` of one of two executors at a random moment, before all messages are written. Its driver finishes."""
     driver, chance = request.getfixturevalue("local_cluster"), random.Random(seeds.new())
+    if kind in REFUSED_WITH_QUEUES:
+        return driver.run(kind, place, queues=True)
+    whole = written(request.getfixturevalue("expected")(kind) / "embedded", queues=False)
+
+    def executors() -> list[int]:
+        return descendants(driver.child.pid, "CoarseGrainedExecutorBackend")
+
+    until(lambda: len(executors()) == 2)  # also after the kill of the cell before
     driver.begin(kind, place, queues=True)
-    if kind not in REFUSED_WITH_QUEUES:
-        whole = written(request.getfixturevalue("expected")(kind) / "embedded", queues=False)
-        killed_later(chance, whole, place, queues=True)
-        died = killed_one(chance, descendants(driver.child.pid, "CoarseGrainedExecutorBackend"))
-        print(f"killed: {died}, at {written(place, queues=True)} of {whole} messages")
-    driver.end()
+    try:
+        with halfway(driver.child, chance, whole, place):
+            killed = chance.choice(executors())
+            os.kill(killed, signal.SIGKILL)
+            until(lambda: killed not in executors())
+            at, ended = written(place, queues=True), driver.ended()
+    finally:
+        driver.end()
+    print(f"killed: an executor, at {at} of {whole} messages")
+    assert not ended, "the executor was killed after the run"
+    assert at < whole or kind == "all filtered out"  # which writes nothing but the messages of its source
 
 
 def killed(queues: bool = False, java_too: bool = False) -> Callable[[Request, str, Path], None]:
