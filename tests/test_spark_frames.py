@@ -404,5 +404,35 @@ def test_a_query_whose_worker_does_not_start_in_time_is_started_again_some_times
     else:
         with pytest.raises(ProcessorStopped, match=r"Python worker failed to connect back"):
             play(spark, tmp_path, graph(), range(100, 250), listeners=(told.append,))
-    assert late_workers.read_text() == ""
-    assert sum("the query starts again" in event.text for event in told) == min(times, 5)
+    assert late_workers.read_text() == "" and told_again(told) == min(times, 5)
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.long)])
+def test_a_spark_stream_whose_worker_does_not_start_in_time_is_started_again_some_times(
+    times: int, late_workers: Path, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The stream reads a queue of another store, and a worker of Python plans its batches."""
+    stream = cues.spark.Source("cues", {"path": f"{tmp_path / 'first'}#in"}, available_now=True)
+    told: list[Any] = []
+
+    def taken(sent: range) -> list[int]:
+        with cues.open(tmp_path / "first", durability="process") as store:
+            store.queue("in").appender().write_many([{"n": n} for n in sent])
+        made = Graph("g", [cues.Source("taken", stream)])
+        place = {"store": tmp_path / "store", "queues": tmp_path / "queues"}
+        with made.start(engine="spark", spark=spark, listeners=(told.append,), **place) as running:
+            running.wait_done()
+            return [message["n"] for message in running.messages("taken")]
+
+    assert taken(range(40)) == [*range(40)] and not told_again(told)
+    late_workers.write_text("late\n" * times)
+    if times == 1:
+        assert taken(range(40, 90)) == [*range(90)]
+    else:
+        with pytest.raises(ProcessorStopped, match=r"Python worker failed to connect back"):
+            taken(range(40, 90))
+    assert late_workers.read_text() == "" and told_again(told) == min(times, 5)
+
+
+def told_again(told: list[Any]) -> int:
+    return sum("the query starts again" in event.text for event in told)
