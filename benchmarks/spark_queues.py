@@ -11,8 +11,10 @@
     tables     functions of tables over rows that came as a table, with queues in a store and in a directory, and with
                a plain mapInArrow from and into Parquet files: CPU of all processes, Java too, for a row, and for each
                further row, from a quarter of the rows to all
-    rows       a light function over messages: CPU of all processes for a message, in turns with a plain mapInArrow and
-               with Structured Streaming, both over the same values in Parquet files and into Parquet files
+    rows       a light function over messages: CPU of all processes for a message, in turns with a plain mapInArrow,
+               with one whose function returns its rows, and with Structured Streaming, all three over the same values
+               in Parquet files and into Parquet files; and with the parts of this work in one process, without Spark.
+               At the end the medians, and how often they contain the floors
     floors     CPU time in one process, without Spark: decode, call and encode a message; pack a message; write and read
                a row of four columns with pyarrow. And a job with one task that does nothing: seconds
     slots      growth with executors, on simulated work: a function that sleeps, with 1 to 16 slots, workers that are
@@ -311,13 +313,44 @@ def plain_tables(spark: Any, place: Path, count: int) -> Usage:
     return usage
 
 
-def mapped(batches: Iterator[Any]) -> Iterator[Any]:
+def mapped(batches: Iterator[Any], call: Callable[[dict[str, Any]], dict[str, Any]] = priced) -> Iterator[Any]:
     """Call :func:`priced` over packed messages, as a user's function of mapInArrow does."""
     import pyarrow as pa
 
     for rows in batches:
-        values = [codec.pack(priced(codec.unpack(value))) for value in rows.column("value").to_pylist()]
+        values = [codec.pack(call(codec.unpack(value))) for value in rows.column("value").to_pylist()]
         yield pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], ["value"])
+
+
+def unchanged(batches: Iterator[Any]) -> Iterator[Any]:
+    """Make a dict of each row and return it: the least that a function of messages costs with Spark."""
+    return mapped(batches, lambda message: message)
+
+
+def parts(values: Path, out: Path, count: int) -> dict[str, float]:
+    """CPU µs a message of each part of the work of :func:`mapped`, file by file in this process, without Spark."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    spent: dict[str, float] = {}
+
+    def timed(part: str, call: Callable[[], Any]) -> Any:
+        began = time.process_time()
+        found = call()
+        spent[part] = spent.get(part, 0.0) + (time.process_time() - began) * 1e6 / count
+        return found
+
+    def write(packed: list[bytes], file: Path) -> None:
+        pq.write_table(pa.table({"value": pa.array(packed, pa.binary())}), file)
+
+    out.mkdir()
+    for file in sorted(values.iterdir()):
+        given = timed("read", lambda: pq.read_table(file)["value"].to_pylist())
+        given = timed("decode", lambda: [codec.unpack(value) for value in given])
+        found = timed("call", lambda: [priced(message) for message in given])
+        packed = timed("encode", lambda: [codec.pack(message) for message in found])
+        timed("write", lambda: write(packed, out / file.name))
+    return {"CPU µs": sum(spent.values())} | spent
 
 
 def rows(spark: Any, place: Path, count: int, turns: int) -> Iterator[dict[str, Any]]:
@@ -343,9 +376,9 @@ def rows(spark: Any, place: Path, count: int, turns: int) -> Iterator[dict[str, 
             assert engine.driver.queues["out"].log(0).next == count + 1
         return usage
 
-    def plain(own: Path) -> Usage:
+    def plain(own: Path, function: Any = mapped) -> Usage:
         with Usage() as usage:
-            table = spark.read.parquet(str(place / "values")).mapInArrow(mapped, "value binary")
+            table = spark.read.parquet(str(place / "values")).mapInArrow(function, "value binary")
             table.write.parquet(str(own / "out"))
         assert spark.read.parquet(str(own / "out")).count() == count
         return usage
@@ -359,12 +392,25 @@ def rows(spark: Any, place: Path, count: int, turns: int) -> Iterator[dict[str, 
         assert spark.read.parquet(str(own / "out")).count() == count
         return usage
 
-    contenders = {"--queues": queues, "mapInArrow": plain, "Structured Streaming, Parquet": streaming}
+    alone, nothing = "the parts, without Spark", "mapInArrow, rows returned"
+    contenders: dict[str, Callable[[Path], dict[str, float]]] = {
+        "--queues": lambda own: queues(own).by_kind(count),
+        "mapInArrow": lambda own: plain(own).by_kind(count),
+        nothing: lambda own: plain(own, unchanged).by_kind(count),
+        "Structured Streaming, Parquet": lambda own: streaming(own).by_kind(count),
+        alone: lambda own: parts(place / "values", own, count),
+    }
+    found: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(turns + 1):
-        for name, contender in contenders.items():
-            usage = contender(place / f"{name.split()[0].strip('-')}-{turn}")
+        for number, (name, contender) in enumerate(contenders.items()):
+            line = contender(place / f"{number}-{turn}")
             if turn:
-                yield {"what": f"{name}, turn {turn}", **usage.by_kind(count)}
+                found[name].append(line["CPU µs"])
+                yield {"what": f"{name}, turn {turn}", **{part: round(us, 2) for part, us in line.items()}}
+    medians = {name: statistics.median(each) for name, each in found.items()}
+    for name, us in medians.items():
+        floors = {f"× {floor}": round(us / medians[floor], 2) for floor in ("mapInArrow", nothing, alone)}
+        yield {"what": f"{name}, median", "CPU µs": round(us, 2), **floors}
 
 
 def floors(spark: Any, place: Path, count: int) -> Iterator[dict[str, Any]]:
