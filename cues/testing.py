@@ -44,6 +44,7 @@ from cues.engine.assembly import Assembly, assemble
 from cues.engine.ending import Ending
 from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
+from cues.forwarding.other_stores import Others
 from cues.graphs.outage import Outage
 from cues.graphs.processor_rows import all_keys, key_of, read_row, read_topology, unpacked_source
 from cues.overrides import override
@@ -591,7 +592,7 @@ def check_attempts(store: Store) -> list[str]:
     Every attempt must follow a snapshot of its own and have its hash. That hash must equal the hash of the
     ranges in the snapshot. The message that an attempt names must, unless it was purged, be there and have
     the hash too. Returns the violations, one sentence each. After a seek that raised the generation, earlier
-    records are reported as wrong.
+    records are reported as wrong. Attempts at messages of another store are judged while that store is there.
     """
     problems: list[str] = []
     for processor in standing.processors(store):
@@ -601,11 +602,15 @@ def check_attempts(store: Store) -> list[str]:
         identities = {tailer: position.identity for tailer, position in zip(topology.tailers, row.positions)}
         lines: dict[str, timeline.Line] = {}
         judged: dict[str, int] = {}
-        with store.core.view() as txn:
+        with Others(store) as others:
             for tailer, queue, other in zip(topology.tailers, topology.queues, topology.stores):
-                lines[tailer] = () if other else timeline.read(txn, queue)
-                # A purge also removes the timelines of the purged messages, so their identity is unknown.
-                judged[tailer] = read_log(txn, queue, 0).first if lines[tailer] else 0
+                if (there := others.get(other)) is None:
+                    del identities[tailer]  # its timelines are in a store that is away
+                    continue
+                with there.core.view() as txn:
+                    lines[tailer] = timeline.read(txn, queue)
+                    # A purge also removes the timelines of the purged messages, so their identity is unknown.
+                    judged[tailer] = read_log(txn, queue, 0).first if lines[tailer] else 0
         expected: str | None = None
         attempted = False
         for record in messages(store, processor):
