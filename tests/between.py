@@ -1,6 +1,6 @@
 """What an operator does to a store between the death of its run and the next start, over the graphs of scenarios.py.
 
-They run in children of forks.py. A row of :data:`COMMANDS` is one or several commands, as they are typed.
+They run in children of forks.py. A row of :data:`SAME` is one or several commands, as they are typed.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from forks import Forks
 from scenarios import SCENARIOS
 from sets import thinned
-from test_crashes import judge, template, undisturbed
+from test_crashes import BEGINS_A_TIMELINE, judge, template, undisturbed
 
 
 @pytest.mark.slow
@@ -32,4 +32,4 @@ def test_what_an_operator_does_between_a_death_and_a_start_changes_no_message(
         where = f"{name}: {site}: {command}"
         assert after["died"] == [signal.SIGKILL], where
         assert not after["error"], f"{where}\n{after['error']}"
-        judge(SCENARIOS[name], expected, after, f"{where}: compact.renamed")
+        judge(SCENARIOS[name], expected, after, f"{where}: {BEGINS_A_TIMELINE}")  # most commands begin one
