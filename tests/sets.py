@@ -21,6 +21,18 @@ def amounts(few: int, many: int) -> list[Any]:
     ]
 
 
+EIGHTHS = [
+    pytest.param(None, id="few", marks=pytest.mark.slow),
+    *(pytest.param(eighth, id=f"eighth{eighth}", marks=pytest.mark.long) for eighth in range(8)),
+]
+"""The values of an argument of tests that flip bits: few of them, and in the long set eight parts of all bits."""
+
+
+def is_in(eighth: int, offset: int, bit: int) -> bool:
+    """Return whether a bit of a file is in this part: each part has one bit of every byte."""
+    return (offset + bit) % 8 == eighth
+
+
 STRIDES = [pytest.param(8, id="some"), pytest.param(1, id="all", marks=pytest.mark.long)]
 """The values of the argument ``stride`` of any test: some of the crash points, and in the long set all of them."""
 

@@ -21,7 +21,7 @@ import damage
 import pytest
 import seeds
 from forks import Forks
-from sets import amounts
+from sets import EIGHTHS, is_in
 
 import cues as library
 from cues.errors import Diverged
@@ -74,20 +74,29 @@ def everything(path: str) -> tuple[list[str], str]:
         return [str(error)], ""
 
 
-def flipped(source: str, copy: str, places: list[tuple[int, int]]) -> list[tuple[list[str], str]]:
-    """Flip these bits of a store one after another; the results of each."""
-    results = []
+def damaged(source: str, copy: str, places: list[tuple[int, int]]) -> Iterator[Path]:
+    """A copy of a store in which one after another of these bits is wrong, and at the end none."""
+    directory = Path(copy)
+    directory.mkdir(parents=True)
     data = Path(source, "data.mdb").read_bytes()
-    for number, (offset, bit) in enumerate(places):
-        directory = Path(copy) / str(number)
-        directory.mkdir(parents=True)
-        wrong = bytearray(data)
-        wrong[offset] ^= 1 << bit
-        (directory / "data.mdb").write_bytes(wrong)
-        results.append(everything(str(directory)))
-        for file in directory.iterdir():
-            file.unlink() if file.is_file() else None
-    return results
+    (directory / "data.mdb").write_bytes(data)
+    with (directory / "data.mdb").open("r+b", buffering=0) as file:
+        for offset, bit in places:
+            os.pwrite(file.fileno(), bytes([data[offset] ^ 1 << bit]), offset)
+            yield directory
+            os.pwrite(file.fileno(), data[offset : offset + 1], offset)
+            # Nothing that the reader made is left, and the data file keeps nothing but the wrong bit.
+            for path in directory.iterdir():
+                if path.name != "data.mdb":
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert (directory / "data.mdb").read_bytes() == data, "a reader changes nothing"
+    yield directory
+    shutil.rmtree(directory)
+
+
+def flipped(source: str, copy: str, places: list[tuple[int, int]]) -> list[tuple[list[str], str]]:
+    """Flip these bits of a store one after another; the results of each, and of the store without a wrong bit."""
+    return [everything(str(directory)) for directory in damaged(source, copy, places)]
 
 
 def live(path: Path) -> Iterator[tuple[int, str]]:
@@ -149,7 +158,9 @@ def judge(store: Path, tmp_path: Path, forks: Forks, places: list[tuple[int, str
             counts[1] += 1  # `cues check` reads in a child, and says so
             return
         assert not outcome.error, (part, outcome.error)
-        for (offset, what, bit), (problems, read) in zip(part, outcome.value):
+        *results, right = outcome.value
+        assert right == ([], expected)
+        for (offset, what, bit), (problems, read) in zip(part, results, strict=True):
             counts[0 if problems else 2] += 1
             assert problems or read == expected, f"bit {bit} of byte {offset} ({what}) went unnoticed"
 
@@ -158,29 +169,36 @@ def judge(store: Path, tmp_path: Path, forks: Forks, places: list[tuple[int, str
     return counts[0], counts[1], counts[2]
 
 
-@pytest.fixture(params=amounts(150, 0))
-def number(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
+@pytest.fixture(params=EIGHTHS)
+def eighth(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
-def test_each_bit_that_is_in_use_is_checked_or_harmless(store: Path, tmp_path: Path, number: int, forks: Forks) -> None:
+def chosen(places: list[tuple[int, str, int]], eighth: int | None, dice: random.Random) -> list[tuple[int, str, int]]:
+    """The bits of a part; or two of each kind, at random."""
+    if eighth is not None:
+        return [(offset, what, bit) for offset, what, bit in places if is_in(eighth, offset, bit)]
+    kinds: dict[str, list[tuple[int, str, int]]] = {}
+    for place in places:
+        kinds.setdefault(place[1], []).append(place)
+    return [dice.choice(kinds[kind]) for kind in sorted(kinds) for _ in range(2)]
+
+
+def test_each_bit_that_is_in_use_is_checked_or_harmless(
+    store: Path, tmp_path: Path, eighth: int | None, forks: Forks
+) -> None:
     """All of them in the long set; a sample, and two of each kind of row and of page, in the slow set."""
-    seed = seeds.new()
-    dice = random.Random(seed)
-    offsets = list(live(store))
-    places = [(offset, what, bit) for offset, what in offsets for bit in range(8)]
-    if number:
-        kinds = sorted({what for _, what in offsets})
-        aimed = [dice.choice([place for place in places if place[1] == kind]) for kind in kinds for _ in range(2)]
-        places = aimed + dice.sample(places, number)
+    dice = random.Random(seeds.new())
+    all = [(offset, what, bit) for offset, what in live(store) for bit in range(8)]
+    places = chosen(all, eighth, dice) + (dice.sample(all, 150) if eighth is None else [])
     found, crashed, harmless = judge(store, tmp_path, forks, places)
-    print(f"seed {seed}: {found} found, {crashed} crashed, {harmless} harmless, of {len(places)}")
+    print(f"{found} found, {crashed} crashed, {harmless} harmless, of {len(places)}")
     assert found > len(places) * 2 // 3, (found, crashed, harmless)
 
 
 @pytest.mark.parametrize("name", ["home", "other", "replay"])
 def test_each_bit_of_the_key_of_every_kind_of_row_is_checked(
-    tmp_path: Path, name: str, number: int, forks: Forks
+    tmp_path: Path, name: str, eighth: int | None, forks: Forks
 ) -> None:
     """All of them in the long set; two of each kind, and two of the database of error messages, in the slow set."""
     store = tmp_path / "golden"
@@ -188,10 +206,8 @@ def test_each_bit_of_the_key_of_every_kind_of_row_is_checked(
     (store / "data.mdb").write_bytes(gzip.decompress((KEYS / name / "data.mdb.gz").read_bytes()))
     dice = random.Random(seeds.new())
     keys = [(offset, what, bit) for offset, what in live(store) for bit in range(8) if what.endswith(" key")]
-    kinds = sorted({what for _, what, _ in keys if what.split()[0] in ("rows", "errors")})
-    places = [place for place in keys if place[1] in kinds]
-    if number:
-        places = [dice.choice([place for place in places if place[1] == kind]) for kind in kinds for _ in range(2)]
+    places = chosen([place for place in keys if place[1].split()[0] in ("rows", "errors")], eighth, dice)
+    kinds = {what for _, what, _ in places}
     found, crashed, harmless = judge(store, tmp_path, forks, places)
     print(f"{name}: {found} found, {crashed} crashed, of {len(places)} of {len(kinds)} kinds")
     assert not harmless, "a key is never harmless"
@@ -199,26 +215,20 @@ def test_each_bit_of_the_key_of_every_kind_of_row_is_checked(
 
 def searched(source: str, copy: str, places: list[tuple[int, int]]) -> list[str]:
     """Flip each of these bits of a store, and return the error of a look at all rows, as a start makes it."""
-    data, found = Path(source, "data.mdb").read_bytes(), []
-    directory = Path(copy)
-    for offset, bit in places:
-        directory.mkdir()
-        wrong = bytearray(data)
-        wrong[offset] ^= 1 << bit
-        (directory / "data.mdb").write_bytes(wrong)
+    found = []
+    for directory in damaged(source, copy, places):
         try:
             with library.open(directory, readonly=True) as store:
                 store.core.search()
             found.append("")
         except library.CuesError as error:
             found.append(str(error))
-        shutil.rmtree(directory)
     return found
 
 
 @pytest.mark.parametrize("name", ["home", "other", "replay"])
 def test_a_start_finds_each_kind_of_row_under_each_wrong_key(
-    tmp_path: Path, name: str, number: int, forks: Forks
+    tmp_path: Path, name: str, eighth: int | None, forks: Forks
 ) -> None:
     """All bits of the keys of rows in the long set, two of each kind in the slow set.
 
@@ -230,10 +240,7 @@ def test_a_start_finds_each_kind_of_row_under_each_wrong_key(
     (store / "data.mdb").write_bytes(gzip.decompress((KEYS / name / "data.mdb.gz").read_bytes()))
     dice = random.Random(seeds.new())
     keys = [(offset, what, bit) for offset, what in live(store) for bit in range(8)]
-    places = [place for place in keys if re.fullmatch("rows (?!sub )[a-z]+ key", place[1])]
-    if number:
-        kinds = sorted({what for _, what, _ in places})
-        places = [dice.choice([place for place in places if place[1] == kind]) for kind in kinds for _ in range(2)]
+    places = chosen([place for place in keys if re.fullmatch("rows (?!sub )[a-z]+ key", place[1])], eighth, dice)
     assert len(places) > 10
     for start in range(0, len(places), 100):
         part = places[start : start + 100]
@@ -241,7 +248,9 @@ def test_a_start_finds_each_kind_of_row_under_each_wrong_key(
             "test_bits:searched", str(store), str(tmp_path / "copy"), [(at, bit) for at, _, bit in part]
         )
         assert not outcome.error and not outcome.signal, outcome.error
-        for place, error in zip(part, outcome.value, strict=True):
+        *errors, right = outcome.value
+        assert right == "", "the store without a wrong bit"
+        for place, error in zip(part, errors, strict=True):
             assert " Try: " in error, place
 
 
