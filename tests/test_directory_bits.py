@@ -158,6 +158,15 @@ def test_a_damaged_entry_of_the_log_is_named_by_all_that_read_it(place: Path, wr
     assert any(name in problem for problem in inspection.problems_of(str(place)))
 
 
+def test_a_path_in_the_log_whose_wrong_bit_makes_a_nul_is_found(place: Path) -> None:
+    """``-00`` became ``%00``, and an error of Arrow came through: delta-rs reads the log, and no checksum."""
+    path = next(path for path in files_of(place)["log"] if b"-00000000" in path.read_bytes())
+    path.write_bytes(path.read_bytes().replace(b"-00000000", b"%00000000"))
+    with pytest.raises(Diverged, match=rf"{path.name}, an entry of the log .* is damaged: .*Try:"):
+        everything(place)
+    assert any(path.name in problem for problem in inspection.problems_of(str(place)))
+
+
 def test_each_bit_of_an_entry_of_the_log_is_checked() -> None:
     files = LocalFiles("/", make=False)
     raw = sealed_entry([{"txn": {"appId": "g.sum", "version": 3}}, {"remove": {"path": "a%20b"}}])

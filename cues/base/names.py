@@ -13,7 +13,7 @@ which separates a store from a queue on the command line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, NewType
 
 from cues.errors import InvalidName
@@ -175,6 +175,16 @@ def delayer_id(unit: ProcessorKey) -> ProcessorKey:
 
 PARTS: Final = (redriver_id, timer_id, closer_id, delayer_id)
 """The parts of a unit that take messages beside its inputs. Each has rows, queues and perhaps state under its id."""
+_PART_NAMES: Final = frozenset(part(ProcessorKey("")).removeprefix(".") for part in PARTS)
+
+
+def is_of_unit(owner: str, units: Collection[str]) -> bool:
+    """Return whether a name of state is that of one of these units (by key), or of a part of one."""
+    while owner not in units:
+        owner, _, part = owner.rpartition(".")
+        if part not in _PART_NAMES:
+            return False
+    return True
 
 
 # --- keys in the store's unnamed database -------------------------------------------------------

@@ -305,16 +305,12 @@ def _refuse_lost_state(txn: StoreTransaction) -> None:
     """
     keys = set(all_keys(txn).values())
 
-    def is_known(owner: str) -> bool:  # a part of a unit has its key, and a name of its own
-        parts = owner.split(".")
-        return any(ProcessorKey(".".join(parts[:end])) in keys for end in range(2, len(parts) + 1))
-
     prefix = names.state_database(ProcessorKey(""))
     for owner, name, _ in named_rows(txn, prefix):
-        if is_known(owner) or owner.startswith("checkpoint:"):
+        if names.is_of_unit(owner, keys) or owner.startswith("checkpoint:"):
             continue
         for own in sealed.with_one_bit_changed(name):
-            if own.startswith(prefix) and is_known(own[len(prefix) :].decode(errors="replace")):
+            if own.startswith(prefix) and names.is_of_unit(own[len(prefix) :].decode(errors="replace"), keys):
                 raise sealed.damaged(f"state {own!r}", f"it is under the name {name!r}")
 
 

@@ -197,7 +197,7 @@ class _Walker:
             if kind == "checkpoint":
                 return txn.get(names.checkpoint_key(name)) is not None
             with contextlib.suppress(StoreDamaged):  # it is named where the processors are checked
-                return any(f"{owner}.".startswith(f"{key}.") for key in processor_rows.all_keys(txn).values())
+                return names.is_of_unit(owner, set(processor_rows.all_keys(txn).values()))
         return True
 
     def _pages(self) -> Generator[str, None, bool]:
@@ -272,7 +272,7 @@ class _Walker:
                     yield f"The rows of the store are out of order at {key!r}; the rows after it were not checked."
                     break
                 last = key
-                if key[:1] == b"\0" and key != names.FORMAT_KEY and not key.startswith(prefixes):
+                if b"\0" in key and key != names.FORMAT_KEY and not key.startswith(prefixes):  # no name of a database
                     yield f"The row {key!r} is of no known kind."
                 elif not key.startswith((names.SCHEMAS, names.SPANS)) and not _is_text(key):
                     yield f"The key of the row {key!r} is not text."
@@ -573,12 +573,12 @@ class _Walker:
     def _error_rows(self) -> Iterator[str]:
         """Check the rows about error messages, some at a time."""
         database = self.store.core.database(names.ERRORS_DATABASE)
-        after = b"e"
+        after = b""
         while True:
             rows: list[tuple[bytes, bytes]] = []
             with self.store.core.view() as txn:
                 cursor = txn.cursor(database)
-                if cursor.set_range(after):
+                if cursor.set_range(after) if after else cursor.first():
                     rows = list(itertools.islice(cursor, _CHUNK_RECORDS))
             for key, raw in rows:
                 if not is_sound(names.ERRORS_DATABASE, key, raw):

@@ -760,6 +760,8 @@ def _data_file(name: str, first: int, count: int, size: int, modified_ms: int, p
     if not all(type(value) is int and value >= 0 for value in (first, count, size, modified_ms, partition)):
         raise ValueError(f"the file {name} has {(first, count, size, modified_ms, partition)}, which are not counts")
     file = DataFile(name, first, count, size, modified_ms, partition)
+    if "\0" in name:  # of a percent sign in the path; the libraries have errors of their own for such a name
+        raise ValueError(f"the name of the file {name!r} has a NUL")
     if "/" in name and not file.is_placed:
         raise ValueError(f"the file {name} has the partition {partition} and the first message {first}")
     return file
