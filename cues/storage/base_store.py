@@ -5,7 +5,6 @@ Code of Cues uses :attr:`BaseStore.core` (:mod:`cues.storage.store_core`).
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -136,12 +135,7 @@ class BaseStore(Closing):
         """Make all commits so far durable, whatever the durability of the store."""
         self.core.check_open()
         if self.core.environment.durability != "disk":  # there each commit is durable by itself
-            with self.core.environment.calling() as env:
-                env.sync(True)
-            if not self.core.environment.is_named:
-                with contextlib.suppress(FileNotFoundError):  # it was deleted, which a commit notices
-                    datafile.sync_names(self.core.environment.path)
-                self.core.environment.is_named = True
+            self.core.environment.sync()
 
     # --- end ---
 

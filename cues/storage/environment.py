@@ -130,11 +130,20 @@ class Environment:
         """Leave the files as a copy should find them: this process is the last writer, and nothing is unfinished."""
         if open_mark.exists(self.path):
             if self.durability == "process":
-                self.env.sync(True)
+                self.sync()
             open_mark.delete(self.path)
         if self.durability == "process" and file_key(self.path) == self.file:
             with contextlib.suppress(OSError):  # it stays long, and undamaged
                 datafile.cut(self.path)
+
+    def sync(self) -> None:
+        """Make all commits so far durable, and the names of the store's files."""
+        with self.calling() as env:
+            env.sync(True)
+        if not self.is_named:
+            with contextlib.suppress(FileNotFoundError):  # it was deleted, which a commit notices
+                datafile.sync_names(self.path)
+            self.is_named = True
 
     def join(self, first: bool) -> None:
         """Prepare the first write of this process; ``first`` says that no other process is a writer."""
