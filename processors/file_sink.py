@@ -232,9 +232,8 @@ class FileSink:
         Nothing else is open between two transactions.
         """
         with self._rolling:
-            for timer in self._timers.values():
-                timer.cancel()
-            self._timers.clear()
+            while self._timers:  # a transaction may begin one meanwhile
+                self._timers.popitem()[1].cancel()
 
     def __cues_continue__(self, unit: str) -> None:
         """Finish what an earlier process left open and is overdue, and await the rest: messages may not come for long.
