@@ -440,9 +440,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "sync-that-does-nothing",
-        "cues/storage/base_store.py",
-        "                env.sync(True)\n",
-        "                pass\n",
+        "cues/storage/environment.py",
+        "            env.sync(True)\n",
+        "            pass\n",
         "test_store.py::test_a_disk_store_syncs_each_commit_and_a_process_store_when_it_is_asked",
     ),
     Mutant(
