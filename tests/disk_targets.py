@@ -21,7 +21,7 @@ from typing import Any
 import contracts_sinks
 import disk_states
 import scenarios
-from disk_workloads import mark_commits, message
+from disk_workloads import REMOVED, mark_commits, message
 
 import cues
 from cues import testing
@@ -208,6 +208,7 @@ def run_compact(root: str, durability: str) -> None:
             _grow(store, 5 * n)
             store.queue(f"empty{n}")
             store.sync()
+        REMOVED.add(f"empty{n}")
         gone = {"home": {f"empty{n}": 0}}
         disk_states.mark(json.dumps({"disk": gone, "synced": gone}))
         compaction.compact(root + "/store", remove=[f"empty{n}"])

@@ -39,10 +39,14 @@ AFTER_COMMITS = ("append.after", "commit.after", "snapshot.after", "claim.after"
 # --- workloads, in a process that is recorded, and again in the children that continue -----------
 
 
+REMOVED: set[str] = set()
+"""Queues that a workload has begun to remove: no mark of a commit, sync or close says any more that they are there."""
+
+
 def ends(store: Store) -> dict[str, int]:
     """The next index of every log of a store."""
     with store.core.view() as txn:
-        return {log: row.next for log, row in environment.logs(txn)}
+        return {log: row.next for log, row in environment.logs(txn) if log not in REMOVED}
 
 
 def mark_commits(stores: Callable[[], dict[str, Store]], files: Callable[[], dict[str, str]] = dict) -> None:
