@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from mqtt_broker import answers
+from ports import free_port
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "geheim", "AWS_DEFAULT_REGION": "us-east-1"}
 WHOLE = 2**128
@@ -38,8 +38,7 @@ class KinesisServer:
     def __init__(self) -> None:
         import boto3
 
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
         names = {"AWS_DEFAULT_REGION": "region_name"}

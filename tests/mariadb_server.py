@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from rabbitmq_server import free_ports
+from ports import free_port
 
 MARIADB = shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/usr/libexec")
 _INSTALL = shutil.which("mariadb-install-db")
@@ -37,7 +37,7 @@ class MariaDB:
     def __init__(self, directory: Path, *options: str) -> None:
         assert MARIADB is not None and _INSTALL is not None
         self.directory, self.options = directory, options
-        (self.port,) = free_ports(1)
+        self.port = free_port()
         self._made = 0
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ports import free_port
+
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
@@ -30,8 +32,7 @@ class Mosquitto:
 
     def __init__(self, path: Path, *options: str, tls: bool = False) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"mqtt{'s' * tls}://localhost:{self.port}"
         lines = [
             f"listener {self.port} 127.0.0.1",
@@ -69,8 +70,7 @@ class Amqtt:
     """The broker of amqtt, as a program (see the end of this file)."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"mqtt://127.0.0.1:{self.port}"
         command = [sys.executable, __file__, str(self.port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

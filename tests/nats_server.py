@@ -13,10 +13,11 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ports import free_port
 from small import until
 
 
@@ -30,9 +31,7 @@ class NatsServer:
     """The program over a directory: it can be ended and started again on the same data."""
 
     def __init__(self, path: Path, *options: str) -> None:
-        with closing(socket.socket()) as place:
-            place.bind(("127.0.0.1", 0))
-            self.port: int = place.getsockname()[1]
+        self.port = free_port()
         self.path, self._options = path, options
         self.url = f"nats://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None

@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from ports import free_port
 
 
 @contextlib.contextmanager
 def running() -> Iterator[dict[str, str]]:
     """The variables for its clients."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

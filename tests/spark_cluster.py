@@ -28,6 +28,7 @@ from typing import IO, Any, TypeVar
 from urllib.request import urlopen
 
 import pyspark
+from ports import free_port
 
 from cues.spark import java
 
@@ -84,7 +85,7 @@ class Cluster:
 
     def status(self) -> dict[str, Any]:
         """The status that the master reports."""
-        with urlopen(f"{self._ui}/json/", timeout=10) as answer:
+        with urlopen(f"{self._ui}/json/", timeout=100) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 
@@ -160,12 +161,6 @@ def connect_server() -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _answers(port: int) -> bool:

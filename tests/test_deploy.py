@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 from terminal import Command, cues, environment
 
 import cues as library
@@ -162,12 +162,6 @@ def test_a_dockerfile_has_ports_packages_and_a_probe(tmp_path: Path) -> None:
     assert f"# {tmp_path.parent}/mail store has queues" in printed
     assert f"--stop-timeout {61 + STOP_S} " in printed
     assert dry(outside(entry, tmp_path), tmp_path)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.mark.slow

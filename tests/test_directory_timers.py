@@ -154,7 +154,7 @@ def play_at_random(chance: random.Random, rounds: int, most: int = 5) -> Play:
     for _ in range(rounds):
         at += chance.choice((0.5, 3, 5, 10, 60))
         some = []
-        for _ in range(chance.randint(0, most)):
+        for _ in range(chance.randint(0 if play else 1, most)):
             n += 1
             some.append(
                 {

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from http_servers import Ledger, Reply, Seen, serving
 from kafka_broker import Broker
+from ports import free_port
 from sets import slow_except
 
 import cues
@@ -371,10 +371,8 @@ def test_outbox(tmp_path: Path) -> None:
     assert len(code) < 40
     shutil.copy(EXAMPLES / "outbox.py", tmp_path)
     ledger = Ledger(wrong=wrong)
-    with serving(ledger) as target, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    with serving(ledger) as target:
+        port = free_port()
         env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
         env |= {"PORT": str(port), "TARGET": target.url, "SECRET": "whsec_czNjcmV0"}
         command = [*CUES, "run", "outbox.py"]

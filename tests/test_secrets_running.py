@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small import until
 from test_processors_docs import declared, loaded
 from test_raw_errors import DECLARATIONS
 from test_secrets import SECRET, cases
@@ -173,6 +174,16 @@ def of_database(url: str, changes: str) -> Makers:
     return found
 
 
+def is_refused(address: str) -> bool:
+    import psycopg
+
+    try:
+        psycopg.connect(address).close()
+    except psycopg.OperationalError:
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def postgresql(request: pytest.FixtureRequest, path: Path) -> Iterator[Makers]:
     import psycopg
@@ -183,7 +194,8 @@ def postgresql(request: pytest.FixtureRequest, path: Path) -> Iterator[Makers]:
     with psycopg.connect(f"host={server.directory} user=postgres dbname=postgres", autocommit=True) as session:
         session.execute("create role refused login password 'right'")
         rules.write_text(f"local all refused scram-sha-256\n{before}")
-        session.execute("select pg_reload_conf()")
+        session.execute("select pg_reload_conf()")  # a signal: the rule is there a moment later
+        until(lambda: is_refused(f"host={server.directory} user=refused dbname=postgres password=wrong"))
         try:
             yield of_database(f"postgresql+psycopg://refused:{SECRET}@/postgres?host={server.directory}", "Changes")
         finally:

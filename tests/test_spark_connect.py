@@ -14,7 +14,8 @@ import cues
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 pytest.importorskip("grpc", reason="Spark Connect is not installed (pip install 'cues-streams[test]')")
 
-from spark_cluster import connect_server, free_port
+from ports import free_port
+from spark_cluster import connect_server
 
 pytestmark = pytest.mark.timeout(300)
 

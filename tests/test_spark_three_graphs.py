@@ -198,6 +198,7 @@ class Limit:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_three_graphs_in_one_session_lose_and_double_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
