@@ -455,7 +455,7 @@ MUTANTS: Final = (
     Mutant(
         "names-not-synced",
         "cues/storage/environment.py",
-        "                datafile.sync_names(path)\n",
+        "                self._sync_names()\n",
         "                pass\n",
         "test_opening.py::test_the_names_of_a_new_store_are_durable_before_its_first_commit",
     ),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import cues
-from cues.storage import environment, leases
+from cues.storage import environment, leases, open_mark
 from cues.tools import compaction
 
 GROWING = """
@@ -253,26 +253,41 @@ def test_the_names_of_a_new_store_are_durable_before_its_first_commit(
     """A file system may lose the name of a file in a power cut, and with it commits that were acknowledged."""
     steps: list[str] = []
     sync, write = os.fsync, environment.write_format
+    names = {str(tmp_path / "new" / "shop"), str(tmp_path / "new"), str(tmp_path)}
 
     def fsync(file: int) -> None:
         steps.append(os.path.realpath(f"/proc/self/fd/{file}"))
         sync(file)
 
-    def written(*arguments: Any) -> Any:
-        steps.append("commit")
-        return write(*arguments)
+    def noting(lock: Any) -> Any:
+        begin = lock._begin
+        lock._begin = lambda *arguments: (steps.append("begin"), begin(*arguments))[1]
+        return lock
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(environment, "write_format", written)
+    monkeypatch.setattr(environment, "write_format", lambda lock, *arguments: write(noting(lock), *arguments))
     with cues.open(tmp_path / "new" / "shop", durability="disk"):
-        before = steps[: steps.index("commit")]
-        assert {str(tmp_path / "new" / "shop"), str(tmp_path / "new"), str(tmp_path)} <= set(before)
+        assert names <= set(steps[: steps.index("begin")])
     steps.clear()
-    with cues.open(tmp_path / "new" / "shop"):
-        assert not steps, "a store that is there has its names"
+    with cues.open(tmp_path / "new" / "shop") as store:
+        assert not steps, "nothing is acknowledged yet"
+        noting(store.core.environment.writer_lock)
+        appender = store.queue("in").appender()
+        appender.write({"n": 1})
+        before = steps[: steps.index("begin")]
+        assert names <= set(before), "a restore or a compaction may have died before it synced them"
+        steps.clear()
+        appender.write({"n": 2})
+        assert not names & set(steps), "once in a process"
     with cues.open(tmp_path / "fast", durability="process") as store:
         store.sync()
         assert {str(tmp_path / "fast"), str(tmp_path)} <= set(steps)
+    open_mark.write(tmp_path / "fast", durable=True)  # by a process that dies now
+    steps.clear()
+    with cues.open(tmp_path / "fast") as store:
+        noting(store.core.environment.writer_lock)
+        store.queue("in").appender().write({"n": 1})
+        assert str(tmp_path / "fast") in steps[: steps.index("begin")]
 
 
 def test_a_lease_that_finds_no_room_is_an_error_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

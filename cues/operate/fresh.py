@@ -27,6 +27,7 @@ from cues.graphs.plan import Plan
 from cues.graphs.processor_rows import all_keys
 from cues.queues.store import Store
 from cues.storage import door, locks
+from cues.storage.datafile import sync_directory
 from cues.tools import metrics
 
 _FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
@@ -208,5 +209,7 @@ def delete_store(path: Path) -> None:
             file.unlink(missing_ok=True)
     for name in _FILES:
         (path / name).unlink(missing_ok=True)
+        if name == "data.mdb":  # a power cut must not leave it without the mark that it was being written
+            sync_directory(path)
     with contextlib.suppress(OSError):
         os.rmdir(path)  # fails if other files are there, which are not ours

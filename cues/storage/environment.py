@@ -82,8 +82,9 @@ class Environment:
         """The size of the map of this process."""
         self.gate = threading.RLock()
         """Held where a transaction of a reader begins, and while the map changes (map_growth.py)."""
-        self.is_named = durability == "disk"
-        """True if the names of the store's files are durable; those of a new "process" store are not before a sync."""
+        self.is_named = False
+        """True after this process has made the names of the store's files durable: a "disk" store before its first
+        write, a "process" store at its first sync."""
         self.remapping = False
         """True if the map changes now; a signal handler of that thread, which has the gate, must not read."""
         self.calls = 0
@@ -140,9 +141,16 @@ class Environment:
         """Make all commits so far durable, and the names of the store's files."""
         with self.calling() as env:
             env.sync(True)
+        with contextlib.suppress(FileNotFoundError):  # it was deleted, which a commit notices
+            self._sync_names()
+
+    def _sync_names(self) -> None:
+        """Make the names of the store's files durable, once in a process.
+
+        The process that gave the data file its name (a restore, a compaction) may have died before it did so.
+        """
         if not self.is_named:
-            with contextlib.suppress(FileNotFoundError):  # it was deleted, which a commit notices
-                datafile.sync_names(self.path)
+            datafile.sync_names(self.path)
             self.is_named = True
 
     def join(self, first: bool) -> None:
@@ -152,6 +160,10 @@ class Environment:
         try:
             open_mark.write(self.path, durable=self.durability == "process")
             faults.point("open.marked")
+            if self.durability == "disk":  # before its first commit, which is acknowledged
+                self._sync_names()
+            else:  # the mark, which may be that of a process that died before this
+                datafile.sync_directory(self.path)
         except OSError as error:
             raise translate(error, str(self.path)) from error
 
@@ -379,8 +391,6 @@ def _open_environment(
                 shared.join,
             )
             shared.env.reader_check()  # slots of killed readers would pin pages
-            if record is None and kept == "disk":  # before its first commit, which is acknowledged
-                datafile.sync_names(path)
             record = record or write_format(shared.writer_lock, path, kept, size, map_size_max)
         assert record is not None
         shared.id = record["id"]

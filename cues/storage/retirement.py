@@ -28,7 +28,7 @@ _DATA: Final = "data.mdb.retired"
 
 def retire(directory: Path, copy: str) -> None:
     """Retire a store in favour of its copy. No process may be inside a write transaction."""
-    door.replace(directory / _NOTE, copy)
+    door.replace(directory / _NOTE, copy, durable=True)
     (directory / "data.mdb").rename(directory / _DATA)
     sync_directory(directory)
 
@@ -42,6 +42,7 @@ def put_back(directory: Path) -> None:
     if is_retired(directory):
         (directory / _DATA).rename(directory / "data.mdb")
         (directory / _NOTE).unlink(missing_ok=True)
+        sync_directory(directory)
 
 
 def refuse_copies(directory: Path) -> None:

@@ -575,4 +575,4 @@ def _write_synced(file: Path, text: str) -> None:
     with open(file, "w", opener=door.private) as opened:
         opened.write(text)
         settle(opened)
-    sync_directory(file.parent)
+    sync_names(file.parent)  # the directories may be new

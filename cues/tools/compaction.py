@@ -114,8 +114,8 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
         faults.point("compact.copied")
         copy.rename(place / "data.mdb")
         faults.point("compact.renamed")
+        sync_directory(place)  # first: the disk may have no room for the next file
         timeline.mark(place)  # a death before it costs a timeline
-        sync_directory(place)
     return Compaction(before, (place / "data.mdb").stat().st_blocks * 512, chosen)
 
 

@@ -115,7 +115,7 @@ class Following:
         return datetime.fromisoformat(self.copied) if self.copied else None
 
     def save(self, file: Path) -> None:
-        door.replace(file, json.dumps({**vars(self), "stores": [vars(store) for store in self.stores]}))
+        door.replace(file, json.dumps({**vars(self), "stores": [vars(store) for store in self.stores]}), durable=True)
 
     @staticmethod
     def load(dest: Path) -> Following | None:
@@ -134,7 +134,8 @@ class Following:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreDamaged(
                 f"{file} cannot be used: {error}.",
-                "delete the directory, and follow into it again; or restore a backup.",
+                "rename the directory, and follow into a new one; or restore a backup. Keep the renamed directory if a"
+                " promotion has begun: its copy may be the only one.",
                 path=str(dest),
             ) from error
 
@@ -302,9 +303,7 @@ class Follower(Closing):
             row = _row(turn, parts.cut.number)
             self._copy_of(store.id.hex()).commit(lambda writer, row=row: writer.txn.put(_COPIED, row))  # type: ignore[misc]
         self.state.save(self.dest / STATE)
-        for followed in self.state.stores:
-            sync_names(_folder_of(self.dest, followed))
-        sync_names(self.dest)
+        sync_directory(self.dest)
 
     def _counting(self, parts: Iterator[changes.Change]) -> Iterator[changes.Change]:
         for change in parts:
@@ -372,6 +371,9 @@ class Follower(Closing):
 def redo(dest: Path, copy_of: Callable[[Followed], Replica]) -> None:
     """Apply the changes in ``redo`` to the copies that do not have them, and delete it."""
     place = dest / _REDO
+    if not (place / _INFO).exists():  # every copy has the changes: a death interrupted the deletion
+        shutil.rmtree(place)
+        return
     info = json.loads((place / _INFO).read_text())
     state = Following.load(dest) or Following([])
     state.stores = [Followed(**store) for store in info["stores"]]
@@ -407,7 +409,9 @@ def _replica(dest: Path, followed: Followed) -> Replica:
     for name in _folder_of(dest, followed).relative_to(dest).parts:
         directory /= name
         door.folder(directory)
-    return Replica(directory / "data.mdb")
+    copy = Replica(directory / "data.mdb")
+    sync_names(directory)  # the file may be new, or that of a process that died before this
+    return copy
 
 
 def _row(turn: int, number: int) -> bytes:
