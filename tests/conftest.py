@@ -183,6 +183,20 @@ def problems_of(path: str | Path) -> list[str]:
         return store.check()
 
 
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the files and directories that this process syncs from here on, in their order."""
+    found: list[str] = []
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        found.append(os.path.realpath(f"/proc/self/fd/{file}"))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
 @pytest.fixture(autouse=True)
 def stores_are_checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Remember the stores that this test opens in this process, and check those that are left."""

@@ -12,6 +12,7 @@ See disk_workloads.py for the marks of stores.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ import scenarios
 from disk_workloads import REMOVED, mark_commits, message
 
 import cues
-from cues import testing
+from cues import faults, testing
 from cues.checkpoints import sync_names
 from cues.errors import QueueNotFound
 from cues.queues.store import Store
@@ -227,6 +228,30 @@ def continue_compact(root: str, durability: str) -> dict[str, Any]:
     compaction.compact(root + "/store")
     end = _whole(Path(root, "store"))
     return {"end": end, "beside": sorted(path.name for path in Path(root, "store").glob("*.compact"))}
+
+
+def run_full(root: str, _: str) -> None:
+    """A compaction that fails after its rename, before the name is durable; and appends after it."""
+
+    def fail(point: str) -> None:
+        if point == "compact.renamed":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with open_store(root + "/store") as store:
+        mark_commits(lambda: {"home": store})
+        _grow(store, 5)
+    faults.watch(fail)
+    with contextlib.suppress(OSError):
+        compaction.compact(root + "/store")
+    with open_store(root + "/store") as store:
+        mark_commits(lambda: {"home": store})
+        _grow(store, 10)
+
+
+def continue_full(root: str, _: str) -> dict[str, Any]:
+    with open_store(root + "/store") as store:
+        _grow(store, 15)
+    return {"end": _whole(Path(root, "store"))}
 
 
 # --- targets of sinks -----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import cues
 from cues import Graph, QueueOptions, Source, Stream, testing
 from cues.base import names
 from cues.errors import StoreDamaged, StoreError, StoreNotFound
-from cues.storage import replica
+from cues.storage import replica, retirement
 from cues.tools import backup, check, follower, salvage
 from cues.tools.check import check_others
 
@@ -500,6 +500,71 @@ def test_a_follower_does_not_continue_a_copy_whose_promotion_has_begun(root: Pat
     ):
         follower.Follower(store, dest)
     assert follower.promote(dest).retired == []
+
+
+def test_a_follower_continues_after_a_death_in_the_deletion_of_a_turn(root: Path, tmp_path: Path) -> None:
+    """The kill left changes that every copy has, and not the file that names them."""
+    dest = tmp_path / "f"
+    for stop in (310, 320):
+        with cues.open(root / "s", readonly=True) as store, follower.Follower(store, dest) as copy:
+            assert not (dest / "redo").exists()
+            copy.step()
+            (dest / "redo").mkdir()
+            (dest / "redo" / f"{store.id.hex()}.part").write_bytes(b"changes")
+        run(root, stop - 10, stop)
+    expected = everything(root)
+    done = follower.promote(dest)
+    with cues.open(done.store) as store, cues.open(done.places[1]) as other:
+        assert testing.contents(store) == expected["s"][0] and testing.contents(other) == expected["o"][0]
+        assert not check_others(store)
+
+
+@pytest.mark.interpreted
+def test_the_state_of_a_follower_and_the_names_of_its_copies_are_durable(
+    root: Path, tmp_path: Path, synced: list[str]
+) -> None:
+    """A process may have died after it made them; the next one continues, and syncs them."""
+    dest = tmp_path / "f"
+    copies = {str(dest / ".following"), str(dest / "others" / "o" / ".following")}
+    for _ in range(2):
+        synced.clear()
+        with cues.open(root / "s", readonly=True) as store, follower.Follower(store, dest) as copy:
+            copy.step()
+            copy.step()
+        assert copies | {str(dest), str(dest / "others" / "o"), str(tmp_path)} <= set(synced)
+        assert any(Path(name).name.startswith("follow.json.") for name in synced)
+
+
+@pytest.mark.interpreted
+def test_the_note_of_a_retired_store_and_the_name_of_one_that_is_put_back_are_durable(
+    root: Path, synced: list[str]
+) -> None:
+    synced.clear()
+    retirement.retire(root / "s", "the copy")
+    assert Path(synced[0]).name.startswith("retired.") and synced[1] == str(root / "s")
+    synced.clear()
+    retirement.put_back(root / "s")
+    assert synced == [str(root / "s")]
+
+
+@pytest.mark.interpreted
+def test_a_restore_is_durable_in_all_its_places_before_a_store_gets_its_name(
+    root: Path, tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_backup(root, tmp_path / "b")
+    there = to_there(tmp_path / "r")
+    real = backup.put_in_place
+
+    def named(file: Path, place: Path) -> None:
+        synced.append("named")
+        real(file, place)
+
+    monkeypatch.setattr(backup, "put_in_place", named)
+    synced.clear()
+    backup.restore(tmp_path / "b", there / "s")
+    places = [there / "s", there / "o"]
+    expected = {str(path) for place in places for path in (place / ".restoring", place, there, tmp_path)}
+    assert expected <= set(synced[: synced.index("named")])
 
 
 HOLDER = """

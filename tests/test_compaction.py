@@ -22,6 +22,7 @@ import cues
 from cues import Graph, Source, Stream, faults, testing
 from cues.errors import AlreadyRunning, QueueInUse, QueueNotFound, StoreError, StoreFull, StoreNotFound, StoreReadOnly
 from cues.queues.store import Store
+from cues.storage import timeline
 from cues.tools import compaction
 
 
@@ -326,6 +327,22 @@ def test_what_stops_the_copy_leaves_the_store_as_it_was(tmp_path: Path, error: B
     assert not (path / compaction.COPY).exists()
     assert everything(path) == before
     compaction.compact(path)  # all locks were let go
+
+
+@pytest.mark.interpreted
+def test_the_compacted_file_has_its_name_before_another_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
+) -> None:
+    """A disk that has no room for that file must not leave a name that a power cut takes back."""
+    path = made(tmp_path / "s")
+
+    def full(place: Path) -> None:
+        assert synced[-1] == str(path)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(timeline, "mark", full)
+        compaction.compact(path)
 
 
 def test_there_must_be_a_store(tmp_path: Path) -> None:

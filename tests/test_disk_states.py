@@ -137,6 +137,7 @@ WORKLOADS = {
     "backups and restores": beside("backup", "disk"),
     "compaction": beside("compact", "disk"),
     "compaction of a process store": beside("compact", "process"),
+    "a compaction that fails": beside("full", "disk"),
     "a sink into SQLite": beside("sink", "sqlite"),
     "a table in SQLite": beside("sink", "table-sqlite", "sqlalchemy"),
     "a Delta table": beside("sink", "delta", "deltalake"),
@@ -336,6 +337,7 @@ def test_all_states_of_a_small_workload(most: int | None, recording: Recorder, q
 MOMENTS = {
     "a store gets its data file": ("forwarding", LINK, "/store/data.mdb"),
     "a compressed file is finished": ("files, compressed", UNLINK, "1.open"),
+    "an append after a compaction that failed": ("a compaction that fails", MARK, '{"in": 7}}, "files": {}}'),
     "a new process store is closed": ("reading from a process store", UNLINK, "/store/abroad/open"),
 }
 """Moments at which files were lost or refused; each with its workload, and the record in its middle."""

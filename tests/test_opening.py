@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import cues
+from cues.operate import fresh
 from cues.storage import environment, leases, open_mark
 from cues.tools import compaction
 
@@ -248,23 +249,17 @@ def test_a_path_need_not_be_utf_8_and_a_queue_may_have_any_name(tmp_path: Path) 
 
 @pytest.mark.interpreted
 def test_the_names_of_a_new_store_are_durable_before_its_first_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
 ) -> None:
     """A file system may lose the name of a file in a power cut, and with it commits that were acknowledged."""
-    steps: list[str] = []
-    sync, write = os.fsync, environment.write_format
+    steps, write = synced, environment.write_format
     names = {str(tmp_path / "new" / "shop"), str(tmp_path / "new"), str(tmp_path)}
-
-    def fsync(file: int) -> None:
-        steps.append(os.path.realpath(f"/proc/self/fd/{file}"))
-        sync(file)
 
     def noting(lock: Any) -> Any:
         begin = lock._begin
         lock._begin = lambda *arguments: (steps.append("begin"), begin(*arguments))[1]
         return lock
 
-    monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(environment, "write_format", lambda lock, *arguments: write(noting(lock), *arguments))
     with cues.open(tmp_path / "new" / "shop", durability="disk"):
         assert names <= set(steps[: steps.index("begin")])
@@ -288,6 +283,23 @@ def test_the_names_of_a_new_store_are_durable_before_its_first_commit(
         noting(store.core.environment.writer_lock)
         store.queue("in").appender().write({"n": 1})
         assert str(tmp_path / "fast") in steps[: steps.index("begin")]
+
+
+@pytest.mark.interpreted
+def test_a_store_that_is_deleted_is_gone_before_its_mark(
+    tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut could bring a "process" store back that was being written, and is not checked."""
+    path, real = tmp_path / "s", Path.unlink
+    cues.open(path, durability="process").close()
+
+    def unlink(file: Path, missing_ok: bool = False) -> None:
+        synced.append(file.name)
+        real(file, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    fresh.delete_store(path)
+    assert synced.index("data.mdb") < len(synced) - 1 - synced[::-1].index(str(path)) < synced.index("open")
 
 
 def test_a_lease_that_finds_no_room_is_an_error_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
