@@ -3,9 +3,10 @@
     1. read      a file to its end; its row of state (known_files.py) says so
     2. commit    the last messages, the position and the row, by the engine
     3. finish    delete or move the file, if it is as it was when it was read
-    4. forget    the row, with the next commit, so that a later file of this name is read
+    4. sync      the directory: else a power cut could bring back a file whose row is forgotten
+    5. forget    the row, with the next commit, so that a later file of this name is read
 
-A kill between 2 and 4 leaves a row of a file that was read; the next start repeats 3 and 4. So no file goes before its
+A kill between 2 and 5 leaves a row of a file that was read; the next start repeats 3 to 5. So no file goes before its
 messages are committed, and none is read twice. A file is moved by a link and an unlink, so nothing in the other
 directory is replaced: of two files of one name, the second one gets a number.
 
@@ -15,12 +16,14 @@ that was overwritten since it was read is a new object, which is read, too. An o
 in the directory, and is not older, is the copy of a run that was killed.
 
 Not guaranteed: that a program does not write to a file between the look at it and its deletion, or writes the same
-bytes to an object within the same second. With ``durability="process"`` of the store, a power cut may take back the
+bytes to an object within the same second; and that a power cut brings no file back to a directory that may not be
+read, which cannot be synced. With ``durability="process"`` of the store, a power cut may take back the
 messages of a file that is deleted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import glob
@@ -33,7 +36,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from cues.checkpoints import sync_names
+from cues.checkpoints import sync_directory, sync_names
 from cues.errors import InvalidArgument
 from cues.processors import listings, opened_file, places
 from cues.processors.known_files import Known
@@ -121,7 +124,10 @@ class Consumed:
         return bool(self._gone or self._due)
 
     def gone(self, looks: listings.Looks) -> list[str]:
-        """Return the names of the files that are gone since the last call. Delete or move objects for a second."""
+        """Return the names of the files that are durably gone since the last call.
+
+        Delete or move objects for a second.
+        """
         until = time.monotonic() + _TURN_S
         while isinstance(looks.where, places.Remote) and self._due and time.monotonic() < until:
             if self._finish_object(looks.where, self._due[0]):
@@ -129,7 +135,11 @@ class Consumed:
             else:
                 looks.whole()
             self._due.popleft()
-        return [self._gone.popleft() for _ in range(len(self._gone))]
+        names = [self._gone.popleft() for _ in range(len(self._gone))]
+        for folder in () if self.is_remote else {os.path.dirname(name) for name in names}:
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # it was removed, or may not be read
+                sync_directory(Path(folder))
+        return names
 
     def resumed(self, rows: list[Known], entries: Mapping[str, places.Stat]) -> None:
         """Finish the files that an earlier run has read: ``rows`` of those, ``entries`` of all that are there."""
@@ -196,7 +206,8 @@ class Consumed:
 
 def _move(name: str, target: str) -> None:
     """Move a file, and replace none. A kill leaves it at both places, and a second call ends that."""
-    os.makedirs(os.path.dirname(target), exist_ok=True)
+    folder = Path(target).parent
+    folder.mkdir(parents=True, exist_ok=True)
     for one in _numbered(target):
         try:
             os.link(name, one)
@@ -207,9 +218,11 @@ def _move(name: str, target: str) -> None:
         except OSError as error:
             if error.errno not in _NO_LINKS or os.path.lexists(one):
                 raise
+            sync_names(folder)  # else a power cut may take a new directory back, with the file
             os.rename(name, one)
+            sync_directory(folder)
             return
-    sync_names(Path(target).parent)  # else a power cut may leave it at neither place
+    sync_names(folder)  # else a power cut may leave it at neither place
     os.unlink(name)
 
 

@@ -69,7 +69,7 @@ from typing import IO, Any, Final, Literal, cast
 import cues
 from cues import faults
 from cues.arguments import check_number, path_of, texts_of, version_hint
-from cues.checkpoints import Row, write_once
+from cues.checkpoints import Row, sync_directory, sync_names, write_once
 from cues.checkpoints import Transaction as TargetTransaction
 from cues.errors import CheckpointError, Diverged, InvalidArgument
 from cues.overrides import override
@@ -86,6 +86,8 @@ OPEN_FILES_MAX: Final = 100
 
 _VERSION: Final = 2
 """Of rows. In a row of version 1 there is one open file, which has its layout in it."""
+_DURABLE_MAX: Final = 10_000
+"""Directories that a sink remembers as durable, about 2 MB. When there are more, each is synced once again."""
 AGAIN_S: Final = 5.0
 """Seconds before a file is finished again that could not be finished by time, as on a full disk."""
 
@@ -169,6 +171,8 @@ class FileSink:
             compression=compression, columns=columns, schema=schema, delimiter=delimiter,
             partition_by=partition_by, open_files_max=open_files_max, at_end=at_end, timeout_s=timeout_s,
         )  # fmt: skip
+        self._durable: set[Path] = set()
+        """Directories whose names this process has synced."""
         self._timers: dict[str, threading.Timer] = {}
         self._rolling = threading.Lock()
 
@@ -500,6 +504,8 @@ class _Directory:
                 return  # it was finished before, and its reader may have moved it
             self._cut(finished)
             if self._encoding.is_plain:
+                # Nothing is appended any more that would sync a cut, by this process or by one that died after it.
+                self._sync(source)
                 os.replace(source, done)
             else:
                 following = source.with_suffix(".next")
@@ -531,11 +537,24 @@ class _Directory:
         faults.point("files.finished")
 
     def _make_directory(self, path: Path) -> None:
-        """Make a directory that survives a power cut, with those in which it is."""
-        if not path.is_dir():
+        """Make a directory that survives a power cut, with those in which it is.
+
+        One that is there is synced too, once by each process: its maker may have died before the sync.
+        """
+        durable = self._sink._durable
+        if path in durable and path.is_dir():
+            return
+        if path == Path(self.where):
+            path.mkdir(parents=True, exist_ok=True)
+            if self._sink.durability == "disk":
+                sync_names(path)
+        else:
             self._make_directory(path.parent)
             path.mkdir(exist_ok=True)
             self._sync(path.parent)
+        if len(durable) >= _DURABLE_MAX:
+            durable.clear()
+        durable.add(path)
 
     def _open_path(self, open_file: dict[str, Any]) -> Path:
         return self._folder / self._open_name(open_file)
@@ -564,13 +583,10 @@ class _Directory:
         os.replace(following, path)
         self._sync(self._folder)
 
-    def _sync(self, folder: Path) -> None:
+    def _sync(self, path: Path) -> None:
+        """Sync a directory or a file."""
         if self._sink.durability == "disk":
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_directory(path)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

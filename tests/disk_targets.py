@@ -15,6 +15,7 @@ import contextlib
 import errno
 import functools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ import cues
 from cues import faults, testing
 from cues.checkpoints import sync_names
 from cues.errors import QueueNotFound
+from cues.processors.file_source import Files
 from cues.queues.store import Store
 from cues.tools import backup, compaction
 
@@ -252,6 +254,54 @@ def continue_full(root: str, _: str) -> dict[str, Any]:
     with open_store(root + "/store") as store:
         _grow(store, 15)
     return {"end": _whole(Path(root, "store"))}
+
+
+# --- files that a source deletes or moves --------------------------------------------------------
+
+FILES = 3
+WRITTEN_S = 1_800_000_000
+"""The time of the files, which is not recorded."""
+
+
+def _consume(store: Store, after: str) -> None:
+    source = Files("in/*.txt", after=after if after == "delete" else "move:done/to")
+    for _ in range(2):  # the second run forgets the files that the first one has read
+        testing.run_until_idle(cues.Graph("g", [cues.Source("in", source)]), store)
+
+
+def _write_inputs() -> None:
+    os.makedirs("in", exist_ok=True)
+    for n in range(FILES):
+        with open(f"in/{n}.txt", "w") as file:
+            file.writelines(f"line {line} of file {n}\n" for line in range(3))
+            file.flush()
+            os.fsync(file.fileno())
+        os.utime(file.name, (WRITTEN_S, WRITTEN_S))
+    sync_names(Path("in"))
+
+
+def run_consumed(root: str, after: str) -> None:
+    """Files that go when their lines are committed. Their names are relative, since a state is in another directory."""
+    with contextlib.chdir(root):
+        _write_inputs()
+        with open_store("store") as store:
+            mark_commits(lambda: {"home": store})
+            _consume(store, after)
+
+
+def continue_consumed(root: str, after: str) -> dict[str, Any]:
+    with contextlib.chdir(root):
+        if not os.path.exists("store/data.mdb"):  # nothing was read, and the files may not be whole
+            _write_inputs()
+        for path in Path("in").iterdir():
+            os.utime(path, (WRITTEN_S, WRITTEN_S))
+        with open_store("store") as store:
+            _consume(store, after)
+            lines = [message["line"] for message in testing.messages(store, "in")]
+            problems = store.check() + testing.check_attempts(store)
+        # Two links to one file are two files in a state.
+        moved = sorted({path.read_text() for path in Path("done").rglob("*.txt")})
+        return {"lines": lines, "left": sorted(os.listdir("in")), "moved": moved, "problems": problems}
 
 
 # --- targets of sinks -----------------------------------------------------------------------------

@@ -11,6 +11,7 @@ Workloads with more than stores and files are in disk_targets.py.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib
 import json
@@ -137,6 +138,20 @@ def continue_files(root: str, compression: str) -> dict[str, Any]:
     for content in (bytes.fromhex(after[name]) for name in sorted(after)):
         rows += [json.loads(line) for line in (gzip.decompress(content) if compression else content).splitlines()]
     return {"problems": problems, "changed": changed, "rows": rows}
+
+
+def run_cut(root: str, _: str) -> None:
+    """A file has rows of a step that did not commit. It is cut, and finished without an append."""
+    with cues.open(root + "/store", map_size=scenarios.MAP_BYTES) as store:
+        with testing.crash("files.appended", 2, how="raise"), contextlib.suppress(testing.Crashed):
+            _write_files(root, "", store)
+        mark_commits(lambda: {"home": store}, lambda: files_of(root))  # not earlier: the crash would end the marks
+        (first,) = FileSink(root + "/out", "jsonl").finish()
+        assert len(Path(first).read_bytes().splitlines()) == 2
+        _write_files(root, "", store)
+
+
+continue_cut = continue_files
 
 
 APPENDS = 24

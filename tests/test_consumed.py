@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import gzip
 import json
@@ -26,6 +27,7 @@ import pytest
 import seeds
 from fsspec.implementations.memory import MemoryFileSystem
 from sets import slow_except
+from syncs import noted
 
 import cues
 from cues import Graph, Source, testing
@@ -165,6 +167,47 @@ def test_a_crash_anywhere_loses_and_doubles_nothing(after: str, tmp_path: Path) 
         folder = tmp_path / str(number)
         folder.mkdir()
         crashed_at(point, hit, folder, f"move:{folder}/done" if after == "move" else after)
+
+
+@pytest.mark.parametrize("after", ["delete", "move"])
+def test_a_file_is_durably_gone_before_its_row_is_forgotten(
+    after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut brings a file back that counts as a new one. One sync is for all files of a directory."""
+    filled(tmp_path / "in")
+    source = Files(tmp_path / "in", after=f"move:{tmp_path}/done" if after == "move" else after)
+    process = SimpleNamespace(state={}, stopping=False, id="g.rows")
+    items = list(source(None, process))
+    calls = noted(monkeypatch, tmp_path)
+    for position, _ in items:
+        source.committed(position)
+    assert ("unlink", "in/2.jsonl") in calls and ("fsync", "in") not in calls
+    for number in range(2):  # the second one starts with rows of files that are gone, and none is said to be synced
+        kept = dict(process.state)
+        calls.clear()
+        assert next(iter(source(items[-1][0], process)))[1] is None
+        assert not process.state and calls == [("fsync", "in")], number
+        process.state.update(kept)
+
+
+def test_a_file_that_is_renamed_is_durable_in_its_new_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a filesystem without hard links."""
+    filled(tmp_path / "in", files=1)
+
+    def link(*_: Any) -> None:
+        raise OSError(errno.EPERM, "no links")
+
+    source = Files(tmp_path / "in", after=f"move:{tmp_path}/done/to")
+    items = list(source(None, SimpleNamespace(state={}, stopping=False, id="g.rows")))
+    monkeypatch.setattr(os, "link", link)
+    calls = noted(monkeypatch, tmp_path)
+    for position, _ in items:
+        source.committed(position)
+    at = calls.index(("rename", "done/to/0.jsonl"))
+    assert calls[at - 3 : at] == [("fsync", "done/to"), ("fsync", "done"), ("fsync", ".")]
+    assert calls[at + 1 :] == [("fsync", "done/to")]
 
 
 def unlink_fails(patch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -22,6 +22,7 @@ import seeds
 import terminal
 from deltalake import DeltaTable
 from directory_steps import DriverRun, FaultyFiles, Message, data_file, messages_of, metadata_of, stored
+from syncs import noted
 
 import cues
 from cues import Graph, QueueOptions, Stream, codec, faults
@@ -447,10 +448,10 @@ def test_a_folder_that_vanishes_meanwhile_is_made_again(
         target.write(b"x")
     make, others = os.mkdir, iter(range(2))
 
-    def late(path: str) -> None:
+    def late(path: str, *mode: int) -> None:
         if "first" in path and next(others, None) is not None:
             os.rmdir(os.path.dirname(path))
-        make(path)
+        make(path, *mode)
 
     monkeypatch.setattr("cues.spark.cluster.files.os.mkdir", late)
     name = "q/partition=0/first=1/x"
@@ -460,6 +461,30 @@ def test_a_folder_that_vanishes_meanwhile_is_made_again(
         with files.create(name) as target:
             target.write(b"x")
     assert files.size(name) == 1
+
+
+@pytest.mark.parametrize("access", ["create", "move"])
+def test_the_folder_of_another_process_is_durable_before_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: str
+) -> None:
+    """The maker of the folder died before it synced the name. It is synced once, also for later tasks."""
+    root = tmp_path / access  # a process remembers paths, and the next test may have this one again
+    (root / "q/partition=0").mkdir(parents=True)
+    for number in range(2):
+        files = LocalFiles(str(root), make=False)  # as a task does
+        name = f"q/partition=0/{number}"
+        (root / "q/old").write_text("x")
+        with monkeypatch.context() as patch:
+            calls = noted(patch, root)
+            if access == "move":
+                files.move({"q/old": name})
+                at = calls.index(("rename", name))
+            else:
+                with files.create(name) as target:
+                    target.write(b"x")
+                at = calls.index(("fsync", name))
+        assert (("fsync", "q") in calls[:at]) == (number == 0)
+        assert calls[at + 1 :] == [("fsync", "q/partition=0")]
 
 
 def test_hidden_files_are_no_folders_of_partitions(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ import disk_states
 import forks
 import pytest
 import scenarios
-from disk_states import AT_ONCE, LINK, MARK, SYNC, UNLINK, Record, kind_of
+from disk_states import AT_ONCE, LINK, MARK, RENAME, SYNC, UNLINK, Record, kind_of
 from disk_workloads import APPENDS, message
 from sets import bounded
 from test_crashes import judge
@@ -96,7 +96,7 @@ class Workload:
             if self.durabilities["abroad"] == "process":  # it does not know that a timeline has begun in another store
                 after["problems"] = [each for each in after["problems"] if "follows a snapshot" not in each]
             judge(scenarios.find(self.argument), by_message(expected, expected), by_message(expected, after), where)
-        elif self.run == "files":
+        elif self.run in ("files", "cut"):
             assert after == {**expected, "changed": []}, where
         elif self.module == "disk_targets":
             assert after == expected, f"{where}: {after}, not {expected}"
@@ -126,6 +126,9 @@ WORKLOADS = {
     "appends to a process store": Workload("appends", "process", home="process"),
     "files": Workload("files", "", home="disk"),
     "files, compressed": Workload("files", "gzip", home="disk"),
+    "files, one cut": Workload("cut", "", home="disk"),
+    "files that are deleted": beside("consumed", "delete"),
+    "files that are moved": beside("consumed", "move"),
     "a graph": Workload("scenario", "stream on disk", home="disk", abroad="disk"),
     "forwarding": of_graph("stream abroad on disk", "disk", "disk"),
     "forwarding to a process store": of_graph("stream abroad", "disk", "process"),
@@ -289,6 +292,9 @@ def quick(tmp_path: Path) -> Iterator[Path]:
 
 FEW = {
     "files, compressed": 10,
+    "files, one cut": 4,
+    "files that are deleted": 4,
+    "files that are moved": 4,
     "forwarding": 10,
     "reading from a process store": 10,
     "a shared directory": 3,
@@ -338,6 +344,9 @@ MOMENTS = {
     "a store gets its data file": ("forwarding", LINK, "/store/data.mdb"),
     "a compressed file is finished": ("files, compressed", UNLINK, "1.open"),
     "an append after a compaction that failed": ("a compaction that fails", MARK, '{"in": 7}}, "files": {}}'),
+    "a file that was cut is finished": ("files, one cut", RENAME, "/out/g.save-0-00000001.jsonl"),
+    "deleted files are forgotten": ("files that are deleted", UNLINK, "/store/open"),
+    "moved files are forgotten": ("files that are moved", UNLINK, "/store/open"),
     "a new process store is closed": ("reading from a process store", UNLINK, "/store/abroad/open"),
 }
 """Moments at which files were lost or refused; each with its workload, and the record in its middle."""
@@ -367,6 +376,9 @@ CONTROLS = [
     ("files", "fsync N-N.open"),
     ("files", "fsync N.json.next"),
     ("files", "fsync g.save"),
+    ("files, one cut", "fsync N-N.open"),
+    ("files that are deleted", "fsync in"),
+    ("files that are moved", "fsync to"),
     ("a shared directory", "fsync .N.json.N"),
     ("a shared directory", "fsync N.checkpoint.parquet"),
     ("backups and restores", "fsync backups"),

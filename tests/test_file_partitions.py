@@ -20,6 +20,7 @@ import pyarrow.dataset as ds
 import pytest
 import seeds
 from small import until
+from syncs import noted
 from test_processors_sql import Presented
 
 import cues
@@ -55,6 +56,24 @@ def open_files(out: FileSink) -> list[str]:
     """The directories with an open file, as the row names them."""
     (row,) = Path(out.path, "_cues").rglob("*.json")
     return [each["at"] for each in json.loads(row.read_text())["open"]]
+
+
+def test_a_directory_of_another_process_is_durable_before_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its maker, as the sink of another partition, died before it synced the name. It is synced once."""
+    for made in ("out/day=1/at=2", "out/_cues/g.save"):
+        (tmp_path / made).mkdir(parents=True)
+    calls = noted(monkeypatch, tmp_path)
+    out = FileSink(tmp_path / "out", partition_by=["day", "at"], roll_bytes=0)
+    for number in (1, 2):
+        calls.clear()
+        deliver(out, [{"day": 1, "at": 2, "n": number}], number, 1)
+        row = calls.index(("replace", "out/_cues/g.save/0.json"))
+        file = calls.index(("rename", f"out/day=1/at=2/g.save-0-{number:08}.jsonl"))
+        before_row, before_file = calls[:row], calls[:file]
+        assert (("fsync", ".") in before_row and ("fsync", "out/_cues") in before_row) == (number == 1)
+        assert (("fsync", "out") in before_file and ("fsync", "out/day=1") in before_file) == (number == 1)
 
 
 def table_of(rows: Rows, types: dict[str, Any]) -> pa.Table:

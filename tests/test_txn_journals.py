@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import seeds
+from syncs import noted
 from terminal import cues
 from txn_logs import random_journal
 
@@ -193,6 +194,18 @@ def test_stamping_is_whole_or_not_at_all_and_done_once(tmp_path: Path, store: An
     with copy.open("rb") as stream:
         assert bring(queue, stream, Form("text/csv", columns=("item", "count"))) == (2, 0)
     assert queue.tailer().read_many(9)[2:] == [{"item": "tea", "count": "3"}, {"item": "rum, brown", "count": "4"}]
+
+
+def test_a_stamped_copy_is_durable_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another copy would have other identities, and an import of it would double the messages. Its name counts too."""
+    path, copy = tmp_path / "raw.jsonl", "raw.jsonl.stamped"
+    path.write_text('{"n": 1}\n')
+    calls = noted(monkeypatch, tmp_path)
+    stamp(path, Form(JSON_LINES))
+    assert calls.index(("replace", copy)) < calls.index(("fsync", "."))
+    calls.clear()
+    stamp(path, Form(JSON_LINES))  # the writer of the copy may have died before the sync of its name
+    assert calls[:2] == [("fsync", copy), ("fsync", ".")]
 
 
 def test_forms_that_do_not_fit_are_refused_by_name(store: Any) -> None:

@@ -23,7 +23,8 @@ Names load on their first use, so only users of :class:`SQLCheckpoint` need SQLA
 Sinks use ``cues_positions`` instead (``deliveries.py``): :class:`PositionTable`, :func:`write_once`, :func:`held`,
 :func:`admit`, :class:`Row`, :class:`Transaction`; :func:`enter_wal` puts a SQLite file into WAL mode,
 and :func:`make_directory` makes the directory of a new one.
-:func:`sync_names` makes names in a directory durable, :func:`sync_file` a file that another program wrote.
+:func:`sync_directory` makes names in a directory durable, :func:`sync_names` also its own name, and :func:`sync_file` a
+file that another program wrote.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
     from cues.checkpoints.sql import SQLCheckpoint, collation_of_mysql, new_engine, session_of_mysql
     from cues.checkpoints.sqlite_wal import enter_wal, make_directory
     from cues.producers.sequencer import Checkpoint
-    from cues.storage.datafile import sync_file, sync_names
+    from cues.storage.datafile import sync_directory, sync_file, sync_names
 
 # fmt: off
 __all__ = [
     "CheckpointStore", "JSONFileCheckpoint", "LMDBCheckpoint", "PositionTable", "Row", "SQLCheckpoint", "Transaction",
     "admit", "collation_of_mysql", "enter_wal", "held", "make_directory", "new_engine", "session_of_mysql",
-    "sync_file", "sync_names", "write_once",
+    "sync_directory", "sync_file", "sync_names", "write_once",
 ]
 # fmt: on
 
@@ -69,6 +70,6 @@ if not TYPE_CHECKING:  # for a type checker it would define every name
             "checkpoints.lmdbstore": "LMDBCheckpoint",
             "checkpoints.sql": "SQLCheckpoint collation_of_mysql new_engine session_of_mysql",
             "checkpoints.sqlite_wal": "enter_wal make_directory",
-            "storage.datafile": "sync_file sync_names",
+            "storage.datafile": "sync_directory sync_file sync_names",
         },
     )

@@ -33,6 +33,7 @@ from cues.queues.queue import Queue
 from cues.queues.stamped import append_stamped, check_one_log
 from cues.records.batch import checksum
 from cues.records.identity import TICK, ZERO_UUID, Clock, Flags, ProducerID, as_uuid, build_uuid, split
+from cues.storage.datafile import sync_file, sync_names
 from cues.txn.framing import CSV, FIXED, JSON_LINES, Fixed, FrameReader, framing_for, register_framing
 from cues.txn.reader import ReadCommitted, ReadUncommitted
 
@@ -205,7 +206,8 @@ def stamp(path: Path, form: Form) -> tuple[Path, int]:
     """Write a copy of a file in which every message has an identity; return its path and number of messages.
 
     The copy has its name only when it is complete. An existing copy is used again, because the identities must stay
-    the same; the number is then 0. Raises :class:`InvalidArgument` if the file has changed since.
+    the same; the number is then 0. So the copy is durable before an import commits one of them.
+    Raises :class:`InvalidArgument` if the file has changed since.
     """
     copy = path.with_name(path.name + STAMPED)
     if copy.exists():
@@ -214,6 +216,7 @@ def stamp(path: Path, form: Form) -> tuple[Path, int]:
                 f"{path} has changed since its stamped copy {copy.name} was made.",
                 f"import {copy.name} without {path.name}; or remove {copy.name}, to import all messages as new.",
             )
+        sync_file(copy)  # its writer may have died before it synced the name
         return copy, 0
     producer, ticking = ProducerID(), Clock()
     ticking.update(clock.now_ns())
@@ -227,7 +230,7 @@ def stamp(path: Path, form: Form) -> tuple[Path, int]:
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that has its name only when it is complete, and is then durable."""
+    """Write a file that has its name only when it is complete. The file and its name are durable at the end."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with unfinished.open("xb") as file:
@@ -235,6 +238,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
+        sync_names(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
 

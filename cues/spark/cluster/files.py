@@ -54,6 +54,10 @@ _COPIES: Final = 16
 """Files of an object store that get their new names at the same time."""
 _TRIES: Final = 10
 """A folder is made so often, while others delete it. If there is no file to move, all of them fail."""
+_DURABLE_MAX: Final = 10_000
+"""Folders that a process remembers as durable, about 2 MB. When there are more, each is synced once again."""
+_durable: Final[set[str]] = set()
+"""Folders whose names are on the disk, and those of the folders above. A task opens the directory anew."""
 _T = TypeVar("_T")
 
 
@@ -170,11 +174,9 @@ class LocalFiles(Files):
                 f"The queues cannot be kept in {self.url}: delta-rs, which reads their logs, decodes the percent sign.",
                 "name a directory without a percent sign in its path.",
             )
-        self._durable: set[str] = set()
-        """Folders whose names are on the disk, and those of the folders above."""
         try:
             if make:
-                self._make_durable(self.url)
+                _make_durable(self.url)
         except OSError as error:
             raise Unsupported(
                 f"The queues cannot be kept in {self.url}: {error.strerror}.",
@@ -252,18 +254,11 @@ class LocalFiles(Files):
         self.store(self.path(name), data)
 
     def store(self, path: str, data: bytes) -> None:
-        self._make_durable(os.path.dirname(path))
+        _make_durable(os.path.dirname(path))
         with open(path, "wb", opener=door.opener) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-
-    def _make_durable(self, folder: str) -> None:
-        """Make a folder, and its name durable; also if it is there, for its maker may have died before the sync."""
-        if folder not in self._durable or not os.path.isdir(folder):  # a fresh start deletes some
-            os.makedirs(folder, exist_ok=True)
-            sync_names(Path(folder))
-            self._durable.add(folder)
 
     @override
     @contextlib.contextmanager
@@ -448,18 +443,19 @@ def _in_folder(path: str, act: Callable[[], _T]) -> _T:
     """Make the folder of a file, and call ``act``, again if another process deletes the empty folder meanwhile."""
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):
-            _make(os.path.dirname(path))
+            _make_durable(os.path.dirname(path))
             return act()
     return act()
 
 
-def _make(folder: str) -> None:
-    """Make a folder, and those above it: on the disk, if there was a folder that is not new."""
-    if not os.path.isdir(folder):
-        _make(os.path.dirname(folder))
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder)
-        _sync(os.path.dirname(folder))
+def _make_durable(folder: str) -> None:
+    """Make a folder, and its name durable; also if it is there, for its maker may have died before the sync."""
+    if folder not in _durable or not os.path.isdir(folder):  # a fresh start deletes some
+        os.makedirs(folder, exist_ok=True)
+        sync_names(Path(folder))
+        if len(_durable) >= _DURABLE_MAX:
+            _durable.clear()
+        _durable.add(folder)
 
 
 def _sync(path: str) -> None:
