@@ -36,6 +36,7 @@ TESTS = {
     "test_halving.py": 1,
     "test_interrupts.py": 3,
     "test_model.py": 1,
+    "test_opening.py": 2,
     "test_preparing.py": 3,
     "test_processors_kafka.py": 2,
     "test_schedules.py": 6,
