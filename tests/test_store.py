@@ -21,7 +21,6 @@ import pytest
 import seeds
 
 import cues
-from cues import codec
 from cues.base import clock, names
 from cues.errors import (
     BatchDamaged,
@@ -41,6 +40,7 @@ from cues.errors import (
 from cues.storage import environment as stores
 from cues.storage import format_record, lmdb_errors, lmdb_map, map_growth, open_mark, timeline
 from cues.storage.lmdb_map import MAP_BYTES
+from cues.tools import salvage
 
 DURABILITIES = ["process", "disk"]
 ROOT = os.geteuid() == 0
@@ -380,7 +380,7 @@ def test_a_newer_store_is_refused_and_not_touched(tmp_path: Path, change: dict[s
     path = make(tmp_path / "store")
     with cues.open(path) as store:
         store.core.commit(
-            lambda txn: txn.put(names.FORMAT_KEY, codec.pack({**codec.unpack(txn.get(names.FORMAT_KEY)), **change}))
+            lambda txn: txn.put(names.FORMAT_KEY, format_record.pack_record({**format_record.record_of(txn), **change}))
         )
     before = (path / "data.mdb").read_bytes()
     for readonly in (True, False):
@@ -388,6 +388,20 @@ def test_a_newer_store_is_refused_and_not_touched(tmp_path: Path, change: dict[s
             cues.open(path, readonly=readonly)
         assert (caught.value.found, caught.value.supported) == (change.get("format", 1), 1)
     assert (path / "data.mdb").read_bytes() == before
+
+
+@pytest.mark.damages_stores
+def test_a_feature_that_a_wrong_bit_has_made_is_damage_and_no_newer_version(tmp_path: Path) -> None:
+    """A newer version of Cues would not help, and a salvage makes the record anew."""
+    path = make(tmp_path / "store")
+    with cues.open(path) as store:
+        store.core.commit(lambda txn: txn.put(names.FORMAT_KEY, txn.get(names.FORMAT_KEY).replace(b"seals", b"reals")))
+    with pytest.raises(StoreDamaged, match="format record"):
+        cues.open(path)
+    done = salvage.salvage(path, tmp_path / "new")
+    assert [loss.name for loss in done.losses] == ["the format record"]
+    with cues.open(tmp_path / "new") as store:
+        assert len(store.queue("q")) == 100
 
 
 def test_additions_of_a_newer_version_are_not_an_obstacle(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def check_format(path: Path, raw: bytes) -> dict[str, Any]:
     """Decode the format record. Raises :class:`StoreVersion` if this version cannot read the store.
 
     Its checksum is one of its fields, because every version must be able to read it. An invalid record raises
-    :class:`StoreDamaged`.
+    :class:`StoreDamaged`; also one that names another format or feature, if its checksum fails.
     """
     damaged = StoreDamaged(
         f"The format record of {path} cannot be read.", "restore the store from a backup.", path=str(path)
@@ -264,6 +264,8 @@ def check_format(path: Path, raw: bytes) -> dict[str, Any]:
         lacking = set(map(str, record.get("requires", ()))) - FEATURES
     except Exception:
         raise damaged from None
+    if "seal" in stored and stored["seal"] != seal_of(record):
+        raise damaged
     if record.get("format") != FORMAT or lacking:
         what = f"requires {', '.join(sorted(lacking))}" if lacking else f"has format {record.get('format')}"
         raise StoreVersion(
@@ -274,8 +276,6 @@ def check_format(path: Path, raw: bytes) -> dict[str, Any]:
             supported=FORMAT,
         )
     id = record.get("id")
-    if "seal" in stored and stored["seal"] != seal_of(record):
-        raise damaged
     if not isinstance(id, bytes) or len(id) != 8 or record.get("durability") not in DURABILITIES:
         raise damaged
     return record
