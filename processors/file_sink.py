@@ -539,7 +539,8 @@ class _Directory:
     def _make_directory(self, path: Path) -> None:
         """Make a directory that survives a power cut, with those in which it is.
 
-        One that is there is synced too, once by each process: its maker may have died before the sync.
+        A directory that is there already is synced too, once by each process, because the process that made it may have
+        died before it synced the name.
         """
         durable = self._sink._durable
         if path in durable and path.is_dir():

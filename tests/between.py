@@ -1,4 +1,4 @@
-"""What an operator does to a store between the death of its run and the next start, over the graphs of scenarios.py.
+"""Commands that an operator types after a run has died and before the next start, over the graphs of scenarios.py.
 
 They run in children of forks.py. A row of :data:`SAME` is one or several commands, as they are typed.
 """
@@ -82,7 +82,7 @@ SAME: dict[str, Callable[[str], None]] = {
     "promote": promoted,
     "salvage": salvaged,
 }
-"""What changes no message. After each but the first two a timeline may begin."""
+"""Commands that change no message. All but the first two may begin a timeline."""
 
 
 def crash_and_command(name: str, made: str, cases: list[tuple[tuple[str, int], str]]) -> Iterator[dict[str, Any]]:

@@ -223,6 +223,8 @@ def test_a_directory_is_finished_by_its_own_time(tmp_path: Path) -> None:
     deliver(out, {"k": "a", "n": 1}, 1, 1)
     time.sleep(0.05)
     deliver(out, {"k": "b", "n": 2}, 2, 1)
+    until(out.finished)
+    assert "k=a" in out.finished()[0]
     until(lambda: len(out.finished()) == 2)  # without a message
     assert open_files(out) == []
     out.close()
