@@ -95,6 +95,17 @@ class Brokers:
             errors = library().KafkaError
             raise library().KafkaException(errors(errors._ALL_BROKERS_DOWN, self._reason or "no broker is there"))
 
+    def explained(self, error: Any) -> Any:
+        """Return a ``KafkaException``. If it says only that nothing answers, it has the reason that was told last."""
+        reason = error.args[0]
+        if not is_away(reason) or not self._reason:
+            return error
+        return library().KafkaException(library().KafkaError(reason.code(), f"{reason.str()}: {self._reason}"))
+
+    def answered(self) -> None:
+        """A broker has answered: what was told before is over."""
+        self.away_since, self._reason = None, ""
+
 
 class Admin:
     """An AdminClient whose answer is looked for now and then; one request at a time. Close it in the thread that asks.
@@ -137,8 +148,11 @@ class Admin:
         """Return the answer. Raises its ``KafkaException``."""
         while not self.is_answered(1):
             pass
-        answer = self._future.result()
-        self._brokers.away_since = None
+        try:
+            answer = self._future.result()
+        except library().KafkaException as error:
+            raise self._brokers.explained(error) from error
+        self._brokers.answered()
         return answer
 
 
@@ -157,9 +171,9 @@ def committed(servers: str, config: Mapping[str, Any], group: str, topic: str, t
                 (place,) = consumer.committed([lib.TopicPartition(topic, 0)], wait_s)
                 break
             except lib.KafkaException as error:
+                consumer.poll(0)  # it tells the reason
                 if not is_away(error.args[0]) or time.monotonic() >= end:
-                    raise
-            consumer.poll(0)
+                    raise brokers.explained(error) from error
             brokers.raise_if_away()
             wait_s = max(POLL_S, min(2 * wait_s, end - time.monotonic()))  # a slow broker has time for its answer
     if place.error is not None:

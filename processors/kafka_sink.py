@@ -353,7 +353,7 @@ class Unit:
             self.producer.poll(0)
             if self.brokers.away_since is not None:  # perhaps no longer: a look tells soon; a producer's calls wait
                 _glance(self.topic, self.group)
-                self.brokers.away_since = None
+                self.brokers.answered()
             return
         # A process that was replaced must not fence its successor, so it looks first. The look is only a courtesy:
         # the position that counts is read after the fence.

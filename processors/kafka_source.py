@@ -186,7 +186,8 @@ class Reading:
                 ):
                     continue  # the seek has it read again
                 if error is None:
-                    self._brokers.away_since = None
+                    if self._brokers.away_since is not None:
+                        self._brokers.answered()
                     ended.discard(partition)
                     self._marks[partition] = [message.offset() + 1, _epoch_of(message)]
                     yield self.position, self._message(message)
@@ -233,7 +234,8 @@ class Reading:
     def _layout(self) -> int:
         """Return the number of partitions, as answered. Raises :class:`Diverged` if the topic is another one."""
         described = self._admin.answer()
-        self._is_asked, self._brokers.away_since = False, None
+        self._is_asked = False
+        self._brokers.answered()
         count, id = len(described.partitions), str(described.topic_id or "")
         id = "" if set(id) <= set("A=") else id  # a broker without ids answers zeros
         if self._id and id and id != self._id:

@@ -305,6 +305,7 @@ def test_a_server_that_refuses_a_password_shows_no_secret(
             printed = capsys.readouterr()
             told = "".join([*found, caplog.text, printed.out, printed.err])
             assert SECRET not in told, f"{name}: {told}"
-            assert re.search("refuse|denied|auth|password|credential|log.?in", told, re.I), f"{name}: {told}"
+            said = "".join(found).replace(str(tmp_path), "")  # the directory has the name of the test, with such a word
+            assert re.search("refuse|denied|auth|password|credential|log.?in", said, re.I), f"{name}: {said}"
             refused.append(name)
     assert refused
