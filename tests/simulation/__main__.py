@@ -11,6 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
+from cues import faults
+
 from .run import run
 
 
@@ -38,12 +40,13 @@ def main() -> int:
     seeds: Iterable[int] = itertools.count(given.first)
     if not (given.endless or given.seconds):
         seeds = range(given.first, given.first + given.seeds)
-    began, counts, done = time.monotonic(), Counter[str](), 0
+    began, counts, done, killed_at = time.monotonic(), Counter[str](), 0, set[str]()
     for seed in seeds:
         if given.seconds and time.monotonic() - began > given.seconds:
             break
         result = run(seed)
         counts += result.counts
+        killed_at |= result.killed_at
         done += 1
         if result.problems:
             print(*result.problems, sep="\n")
@@ -52,6 +55,8 @@ def main() -> int:
             return 1
     took = f"{time.monotonic() - began:.0f} s, commit {commit()}"
     print(f"{done} seeds, 0 problems ({took}): " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+    missed = ", ".join(sorted(set(faults.POINTS) - killed_at))
+    print(f"kills at {len(killed_at)} of {len(faults.POINTS)} points; none at {missed}")
     return 0
 
 

@@ -90,7 +90,9 @@ def expected(process: Process) -> Any:
         if not failed_as_simulated(process, error):
             raise
         process.world.note(f"{process.name} ended: {type(error).__name__}")
-        process.world.counts["stopped by a fault"] += 1
+        while isinstance(error, ProcessorStopped) and error.__cause__ is not None:
+            error = error.__cause__  # type: ignore[assignment]
+        process.world.counts["fenced" if isinstance(error, Fenced) else "stopped by a fault"] += 1
 
 
 def engine(plan: Plan, take_over: bool) -> Program:
@@ -103,6 +105,8 @@ def engine(plan: Plan, take_over: bool) -> Program:
             if world.calm:
                 return
             assembly = assemble(plan.graph(), store, take_over=take_over, sleep=host.sleep, may_linger=host.may_linger)
+            if world.is_stopped("engine"):
+                world.counts["takeovers from a stopped process"] += 1
             try:
                 host.plan = assembly.plan
                 workers: list[Any] = [SimulatedWorker(host, stepper) for stepper in assembly.steppers]

@@ -29,6 +29,8 @@ class Result:
     counts: Counter[str]
     problems: list[str]
     trace: list[str]
+    killed_at: set[str]
+    """The points at which a process was killed."""
 
 
 def run(seed: int) -> Result:
@@ -54,9 +56,10 @@ def run(seed: int) -> Result:
                     store.close()
     finally:
         shutil.rmtree(place, ignore_errors=True)
+    problems = [problem.replace(str(place), "…") for problem in problems]  # each run has another directory
     for problem in problems:
         world.note(f"problem: {problem}")
-    return Result(seed, world.digest.replace(str(place), ""), world.counts, problems, world.trace)
+    return Result(seed, world.digest, world.counts, problems, world.trace, world.killed_at)
 
 
 def _play(world: World, plan: Plan) -> None:

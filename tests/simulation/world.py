@@ -164,6 +164,7 @@ class Process:
         world.hits[point] += 1
         rare = 1 + RARE / world.hits[point]
         if world.chance.random() < rare * world.weather["kill"]:
+            world.killed_at.add(point)
             world.kill(self, point)
             raise Killed(point)
         if not (self.atomic or self.inside):
@@ -209,6 +210,7 @@ class Process:
         finally:
             world.writing = False
         if fault == "slow":
+            world.counts["slow"] += 1
             world.clock.advance(world.chance.uniform(0, 3))
         if fault == "unknown":  # it is there, and the process is told that it failed
             self.fault("unknown")
@@ -247,6 +249,8 @@ class World:
         """The faults, and what else happened."""
         self.hits: Counter[str] = Counter()
         """The hits of each point so far."""
+        self.killed_at: set[str] = set()
+        """The points at which a process was killed."""
         self.trace: list[str] = []
         self._locks: dict[int, dict[int, int]] = {}
         draw = self.chance.choice
