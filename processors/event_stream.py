@@ -155,6 +155,7 @@ class _Bounded:
 
     def __init__(self, response: Any, source: EventStream) -> None:
         self.headers, self._response, self._source = response.headers, response, source
+        response.encoding = "utf-8"  # a stream of events has no other one, whatever its content type says
         self.bytes = 0
 
     def iter_text(self) -> Iterator[str]:
@@ -227,6 +228,9 @@ class _Connection:
             end = None  # silent for too long, or broken off: the next connection goes on
             if self._response is None:
                 end = Away(f"{http.shown_url(source.url)} did not answer.", what=http.shown_url(source.url))
+        except httpx.DecodingError as error:
+            text = f"{http.shown_url(source.url)} sent a damaged content encoding: {error}."
+            end = http.failed(http.RequestFailed, text, "correct the server.", None)
         except httpx.TransportError as error:
             end = http.unanswered("GET", source.url, error)
         except BaseException as error:

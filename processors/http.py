@@ -83,11 +83,11 @@ class Answer(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The body as text, by the charset of its content type, which is UTF-8 if it is missing or unknown."""
+        """The body as text, by the charset of its content type; by UTF-8 if that is missing, unknown or no charset."""
         charset = re.search(r"charset=\"?([\w.:-]+)", self.headers.get("content-type", ""))
         try:
             return self.body.decode(charset[1] if charset else "utf-8", "replace")
-        except LookupError:
+        except (LookupError, UnicodeError):  # such as "idna", a codec that replaces nothing
             return self.body.decode("utf-8", "replace")
 
     def json(self) -> Any:
@@ -338,7 +338,7 @@ class OAuth:
                 self.url, data={**asked, **self._form}, auth=(self._id, secret), timeout=self._timeout_s,
                 headers={"Accept": "application/json"}, verify=_certificates(),
             )  # fmt: skip
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.DecodingError) as error:
             raise unanswered("POST", self.url, error) from error
         found = {name.lower(): value for name, value in response.headers.items()}
         answer = Answer(response.status_code, self.url, found, response.content)

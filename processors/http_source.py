@@ -274,8 +274,15 @@ class Poll:
             found = _at(answer, str(self.next), None)
         if not found:
             return None
-        following = urljoin(answer.url, str(found))
-        if _origin(following) != _origin(self.url):
+        try:
+            following = urljoin(answer.url, str(found))
+            is_elsewhere = _origin(following) != _origin(self.url)
+        except ValueError as error:
+            raise http.failed(
+                http.RequestFailed, f"{http.shown_url(answer.url)} names a next page that is not a URL: {error}.",
+                "give next= a function that returns the URL.", answer, body="",
+            ) from error  # fmt: skip
+        if is_elsewhere:
             raise http.failed(
                 http.RequestFailed,
                 f"{http.shown_url(answer.url)} names {http.shown_url(following)} as its next page, at another host.",

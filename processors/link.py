@@ -263,11 +263,12 @@ class _Serving(SourceServer):
 
     @override
     async def answer(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse, Response
+        from starlette.responses import Response
 
         def refused(status: int, error: str) -> Any:
             closing = {"Connection": "close"} if status in (401, 408, 413) or self.ending else {}
-            return JSONResponse({"error": error}, status, closing | ({"Retry-After": "1"} if status == 503 else {}))
+            again = {"Retry-After": "1"} if status == 503 else {}
+            return guards.said(status, closing | again, {"error": error})
 
         sender = request.headers.get(_SENDER, "")
         if not _is_name(sender) or not self._receiver.admits(sender, request.headers.get("authorization", "")):
@@ -282,7 +283,7 @@ class _Serving(SourceServer):
             return refused(error.status, str(error))
         except _OtherVersion as error:
             text = f"the request has version {error.args[0]!r:.20} of the link, and this receiver version {_VERSION}"
-            return JSONResponse({"error": text, "version": _VERSION}, _OTHER_VERSION)
+            return guards.said(_OTHER_VERSION, {}, {"error": text, "version": _VERSION})
         except NotInstalled as error:
             return refused(501, f"{error.message} {error.hint}")
         except CuesError as error:  # the queue does not take a message

@@ -5,6 +5,7 @@
     decoded       the body without its compression, or refused: a small one may become a large one
     guarded       an application whose answers have headers, and that refuses a request with two lengths
     from_browser  whether a page in a browser sends a request
+    said          an answer in JSON, whatever texts of strangers are in it
 
 A length that a client announces is a hint: it may lie, and a chunked body has none. So the bytes are counted.
 """
@@ -16,6 +17,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+from cues import jsontext
 from cues.overrides import override
 
 HEAD_S: Final = 5.0
@@ -105,6 +107,14 @@ def guarded(application: Any, headers: Mapping[str, str]) -> Any:
             await application(scope, receive, send_with_headers)
 
     return answer
+
+
+def said(status: int, headers: Mapping[str, str], facts: Mapping[str, Any]) -> Any:
+    """Return an answer of starlette in JSON. It is ASCII, because UTF-8 has no form for a lone surrogate."""
+    from starlette.responses import Response
+
+    text = jsontext.show(facts, compact=True, ascii_only=True)
+    return Response(text, status, dict(headers), media_type="application/json")
 
 
 def from_browser(headers: Mapping[str, str]) -> bool:

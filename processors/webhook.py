@@ -242,7 +242,7 @@ class Serving(SourceServer):
             headers = {"Retry-After": "1"} if status == 503 else {}
             if status in (408, 413) or self.ending:
                 headers["Connection"] = "close"
-            return JSONResponse(facts, status, headers)
+            return guards.said(status, headers, facts)
 
         if self._hook.verify is None and guards.from_browser(request.headers):
             return answered(403, error="a page in a browser sent this request, and the webhook has no verify=")

@@ -20,17 +20,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gzip
 import importlib
 import io
 import json
+import queue
 import random
 import resource
 import signal
 import struct
 import sys
+import threading
 import time
 import types
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,7 +50,7 @@ from cues.errors import CuesError
 from cues.forwarding import external_writers, marks, other_stores
 from cues.graphs import processor_rows
 from cues.groups import claims, group_rows
-from cues.processors import opened_file
+from cues.processors import event_stream, foreign, http, http_source, link, opened_file, serving, webhook
 from cues.producers import clocks
 from cues.producers.sequencer import AckIntent, Checkpoint, ProducerState
 from cues.queues.base import read_record
@@ -329,6 +333,99 @@ def _form(raw: bytes) -> Any:
     return Hook("POST", "/", {}, {}, raw).form()
 
 
+ENCODINGS = ("", "gzip", "deflate")
+"""The content encodings of the first byte of an input for "webhook body" and "link request"."""
+
+
+def _plain(raw: bytes) -> bytes:
+    return serving.decoded(raw[1:], {"content-encoding": ENCODINGS[raw[0] % len(ENCODINGS)]}, 1 << 20)
+
+
+def _packed(bodies: list[bytes]) -> Iterator[bytes]:
+    for body in bodies:
+        yield from (b"\0" + body, b"\1" + gzip.compress(body, mtime=0), b"\2" + zlib.compress(body))
+
+
+def _webhook(raw: bytes) -> Any:
+    """The message of a request, by the function that a webhook has by default."""
+    message = webhook.Webhook(0).message(webhook.Hook("POST", "/", {}, {}, _plain(raw or b"\0")))
+    foreign.check(message)  # type: ignore[arg-type]
+    return message
+
+
+def link_requests() -> list[bytes]:
+    import pyarrow as pa
+
+    row = [1, "home", 3, "9f" * 16, 4]
+    asked = {"version": 1, "processor": "g.send", "before": None, "after": None}
+    tables = [
+        link._bytes_of(table) for table in (pa.table({"n": [1, None], "t": ["a", "bé"]}), pa.table({"q/type": ["a"]}))
+    ]
+    given = [
+        {"messages": [{"n": 1, "q/type": "a"}], "table": None},
+        *({"messages": [], "table": each} for each in tables),
+    ]
+    return [codec.pack(asked), *(codec.pack({**asked, "after": row, "before": row, **each}) for each in given)]
+
+
+class _Receiving:
+    """The part of a receiver that reads requests, without its server."""
+
+    _receiver = types.SimpleNamespace(body_bytes_max=1 << 20)
+    _check = None
+    _read, _messages = link._Serving._read, link._Serving._messages
+
+
+def _link_request(raw: bytes) -> None:
+    headers = {"content-encoding": ENCODINGS[(raw or b"\0")[0] % len(ENCODINGS)]}
+    asked = _Receiving()._read("box", raw[1:], headers, None)  # type: ignore[arg-type]
+    if asked.messages is not None and not isinstance(asked.messages, list):
+        columns.rows(asked.messages)
+    columns.arrow().default_memory_pool().release_unused()
+
+
+class _Events(event_stream._Connection):
+    """A connection that is read here, not by a thread of its own."""
+
+    def __init__(self, raw: bytes) -> None:
+        import httpx
+
+        said = {"content-encoding": ENCODINGS[(raw or b"\0")[0] % 3], "content-type": "text/event-stream; charset=idna"}
+        answered = functools.partial(httpx.Response, 200, headers=said, stream=httpx.ByteStream(raw[1:]))
+        transport = httpx.MockTransport(lambda request: answered())
+        made = functools.partial(httpx.Client, transport=transport, trust_env=False)
+        self._source = event_stream.EventStream("http://h", data="json", shape="value", client=made)
+        self._last, self._closed, self._response, self.is_over = "", threading.Event(), None, False
+        self._events = queue.Queue()
+
+    def read(self) -> None:
+        self._read()
+        while (found := self._events.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            self._source._message(found)
+
+
+def _http_answer(raw: bytes) -> None:
+    """An answer to each kind of request of a poll. The first line has ``Link``, a charset and ``Retry-After``."""
+    head, _, body = raw.partition(b"\n")
+    linked, charset, again, *_ = [*head.decode("latin-1").split("\t"), "", "", ""]
+    headers = {"link": linked, "content-type": f"text/plain; charset={charset}", "retry-after": again}
+    answer = http.Answer(200, "http://h/items?page=1", headers, body)
+    http.retry_after_s(headers)
+    http.refused("GET", answer, (), 5)
+    pages = (None, "link"), ("items", "next"), ("items", "of.next")
+    polls = [http_source.Poll("http://h/items", items, next=following) for items, following in pages]
+    polls.append(http_source.Poll("http://h/items", "items", cursor="next", params=lambda cursor: {}))
+    for poll in polls:
+        with contextlib.suppress(CuesError):
+            for item in poll._items_of(answer):
+                poll._message(item)
+                poll._id_of(item)
+        with contextlib.suppress(CuesError):
+            poll._next_of(answer, None)
+
+
 def _pages(raw: bytes) -> Any:
     path = Path(_scratch(), "data.mdb")
     path.write_bytes(raw)
@@ -522,6 +619,38 @@ DECODERS: dict[str, Decoder] = {
         _form,
         (ValueError,),
         lambda value: b"&".join(b"%s=%s" % (_quoted(k), _quoted(v)) for k, v in value.items()),
+    ),
+    "webhook body": Decoder(
+        (webhook, serving, foreign, jsontext),
+        lambda: _packed([b'{"n": [1, 2.5, null, "\\u00e9"], "q/type": "a"}', b"{}", b"[1]", b'{"q/uuid": 1}']),
+        _webhook,
+        (CuesError, ValueError, serving.Refused),
+        lambda value: b"\0" + jsontext.encode(value).encode("utf-8", "surrogatepass"),
+    ),
+    "link request": Decoder(
+        (link, serving, foreign),
+        lambda: _packed(link_requests()),
+        _link_request,
+        # The receiver answers 400 to all of these. Not to a crash, a hang or memory without a bound.
+        (*FOREIGN, serving.Refused, link._OtherVersion, NotImplementedError, OSError, MemoryError, OverflowError),
+    ),
+    "event stream": Decoder(
+        (event_stream,),
+        lambda: _packed(
+            [b'id: 1\nevent: a\ndata: {"n": 1}\n\nretry: 5\n:\ndata: 1\n\ndata: {"q/uuid": 1}\n\n', b"data\n\n\n\n"]
+        ),
+        lambda raw: _Events(raw).read(),
+    ),
+    "HTTP answer": Decoder(
+        (http_source, http),
+        lambda: [
+            b'<http://h/items?page=2>; rel="next", <http://h/>; rel="first"\tutf-8\t5\n[{"n": 1}, {"q/uuid": 2}, 3]',
+            b"<//h/a>; rel=next\tidna\tSat, 31 Jan 2026 00:00:00 GMT\n"
+            b'{"items": [{"n": 1}], "next": "?page=2", "of": {"next": "http://h:80/b"}}',
+            b'\n{"items": {"n": 1}, "next": 5, "of": {"next": "http://other/"}}',
+        ],
+        _http_answer,
+        (),
     ),
     "directory record": Decoder(
         (importlib.import_module("cues.spark.cluster.ledger"), importlib.import_module("cues.spark.cluster.files")),

@@ -131,6 +131,29 @@ def test_a_kill_at_every_point_leaves_each_answered_event_once(
     assert killed(forks, tmp_path / "a", site) == IDS
 
 
+def test_an_event_whose_id_has_no_utf8_is_answered_and_is_one_message(tmp_path: Path) -> None:
+    """It was answered 500 after its commit, so that its sender sent it again for ever."""
+    hook = Webhook(0, id=lambda hook: hook.json()["id"], message=lambda hook: {"n": len(hook.body)})
+    with serving(tmp_path, hook) as running:
+        answers = [post(hook, b'{"id": "\\ud800"}') for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert [json.loads(answer.text) for answer in answers] == [{"event": "\ud800"}] * 2
+        running.drain()
+    with cues.open(tmp_path / "store", readonly=True) as store:
+        assert len(testing.messages(store, "events")) == 1
+
+
+def test_a_refusal_with_a_text_of_the_request_that_has_no_utf8_is_answered(tmp_path: Path) -> None:
+    def message(hook: Hook) -> dict[str, Any]:
+        raise ValueError(hook.json()["id"])
+
+    hook = Webhook(0, message=message)
+    with serving(tmp_path, hook) as running:
+        answer = post(hook, b'{"id": "\\ud800"}')
+        assert (answer.status_code, json.loads(answer.text)) == (400, {"error": "ValueError: \ud800"})
+        running.drain()
+
+
 def test_the_controls_lose_and_repeat(forks: Forks, tmp_path: Path) -> None:
     """A server that answers before the commit loses an event; one that keeps no ids has one twice."""
     sender = Sender(forks, tmp_path / "early", early=True)

@@ -6,18 +6,26 @@ SECURITY.md has the list, with the tests here and in the files of each server.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import inspect
 import logging
+import random
 import re
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
+import fuzzing
 import pytest
+import seeds
+from sets import bounded
 from small import until
 
 import cues
+from cues import codec
 from cues.processors import http, link
 
 pytest.importorskip("httpx")
@@ -145,6 +153,107 @@ def test_connections_of_metrics_are_bounded_and_the_next_one_is_answered_when_on
         until(lambda: "cues_up 1.0" in asked(server))
 
 
+# --- requests of any bytes ----------------------------------------------------------------------------
+
+
+def hook_of(**options: Any) -> Any:
+    return lambda path: source(path, Webhook(0, "/in", **options))
+
+
+def writing(path: Path) -> Any:
+    """A page that may change its store."""
+
+    @contextlib.contextmanager
+    def made() -> Iterator[Served]:
+        with page_of(path, token=TOKEN, target=str(path)) as served:
+            yield Served(served.port, "POST /api/redrive", (f"Authorization: Bearer {TOKEN}", "X-Cues: 1"))
+
+    return made()
+
+
+ROW = [1, "home", 3, "9f" * 16, 4]
+ASKED = {"version": 1, "processor": "p", "before": None}
+BODIES: dict[str, tuple[Any, list[str], list[bytes]]] = {
+    "page": (
+        writing,
+        [
+            "POST /api/redrive",
+            "POST /api/discard",
+            "POST /login",
+            "GET /api/messages?queue=orders&at=1&count=2",
+            "GET /api/message?queue=orders&index=1&partition=0&offset=0",
+            "GET /api/state?processor=p&after=0f",
+            "GET /api/became?queue=orders&index=1",
+            "GET /api/history?processor=p&span=hour",
+        ],
+        [
+            b'{"queue": "orders", "index": 7.5, "partition": 0}',
+            b"token=a",
+            b'{"reason": "\\ud800", "cause": "\\ud800"}',
+        ],
+    ),
+    "webhook of JSON": (hook_of(), ["POST /in"], [b'{"n": [1, 2.5, null, "\\u00e9"], "q/type": "a"}']),
+    "webhook with ids of its bodies": (
+        hook_of(
+            id=lambda hook: hook.json()["id"], message=lambda hook: {"n": 1}, reply=lambda hook: hook.query.get("c")
+        ),
+        ["POST /in", "POST /in?c=%ff%00&d=1"],
+        [b'{"id": "\\ud800"}', b'{"id": "a"}', b'{"id": ["\\udfff", 1e308]}'],
+    ),
+    "webhook of forms": (
+        hook_of(message=lambda hook: hook.form()),
+        ["POST /in"],
+        [b"a=1&b=%20x&c=", b"a=%ed%a0%80&b=%00"],
+    ),
+    "receiver": (
+        lambda path: source(
+            path, link.Receiver(0, "/in", token=TOKEN), f"Authorization: Bearer {TOKEN}", "Cues-Sender: box"
+        ),
+        ["POST /in"],
+        [
+            codec.pack({**ASKED, "after": after, "messages": given, "table": table})
+            for after, given, table in (
+                (None, [], None),
+                (ROW, [{"n": 1}], None),
+                (ROW, [], b"\xff\xff\xff\xff\0\0\0\0"),
+            )
+        ],
+    ),
+}
+"""Servers, their request lines and bodies; the tests change both at random."""
+
+
+@bounded("count", 60, 3_000)
+@pytest.mark.parametrize("name", BODIES)
+def test_requests_of_any_bytes_are_answered_and_are_no_error_of_the_server(
+    name: str, count: int, tmp_path: Path
+) -> None:
+    """Never 500, and never no answer; after all of them a right request is answered as before."""
+    make, lines, bodies = BODIES[name]
+    seed = seeds.new()
+    dice, statuses = random.Random(seed), set[int]()
+    packed = [pack(body) for body in bodies for pack in (gzip.compress, zlib.compress)]
+    with cues.open(store := tmp_path / "store") as opened:
+        opened.queue("orders").appender().write({"n": 1})
+    with make(store) as server:
+        before = status(asked(server, lines[0], f"Content-Length: {len(bodies[0])}", body=bodies[0]))
+        for number in range(count):
+            is_changed = number >= len(bodies)
+            body = fuzzing.mutated(dice.choice([*bodies, *packed]), bodies, dice) if is_changed else bodies[number]
+            line = dice.choice(lines)
+            if "?" in line and dice.random() < 0.8:
+                path, _, query = line.partition("?")
+                line = f"{path}?{quote(fuzzing.mutated(query.encode(), [query.encode()], dice), safe='=&')}"
+            encoding = dice.choice(["", "gzip", "deflate", "br"]) if is_changed else ""
+            headers = [f"Content-Length: {len(body)}", *([f"Content-Encoding: {encoding}"] if encoding else [])]
+            answer = asked(server, line, *headers, body=body)
+            assert answer.startswith("HTTP/1.1 "), (seed, number, line, encoding, body)
+            statuses.add(status(answer))
+            assert status(answer) < 500 or status(answer) == 503, (seed, number, line, encoding, body, answer)
+        assert status(asked(server, lines[0], f"Content-Length: {len(bodies[0])}", body=bodies[0])) == before
+    assert len(statuses) > 1, statuses
+
+
 # --- browsers ---------------------------------------------------------------------------------------------
 
 
@@ -159,6 +268,7 @@ def test_no_answer_lets_another_site_read_it_or_sends_it_elsewhere(served: Serve
     preflight = "Origin: http://evil.example", "Access-Control-Request-Method: POST"
     for line in ("", "OPTIONS /in", "GET //evil.example/%2f..", "GET /?next=http://evil.example"):
         answer = asked(served, line, *preflight).lower()
+        assert answer.startswith("http/1."), line
         assert "access-control-allow" not in answer and "\r\nlocation:" not in answer, line
 
 

@@ -19,7 +19,8 @@ FOUND = {
 """Mutants, each with a number of seeds within which a run must fail."""
 COMMON = {
     "processes": 200, "kills": 40, "stops": 80, "takeovers from a stopped process": 10, "fenced": 10,
-    "full": 1, "write": 1, "unknown": 1, "slow": 1, "jumps of the wall clock": 5, "seeks": 5, "clean ends": 5, "points": 15,
+    "full": 1, "write": 1, "unknown": 1, "slow": 1, "jumps of the wall clock": 5, "seeks": 5, "clean ends": 5,
+    "points": 15,
 }  # fmt: skip
 """Events of a run over some seeds, each with a least number, which is far below the usual one."""
 
