@@ -42,8 +42,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 from uuid import UUID
 
-from cues.errors import InvalidArgument, NotInstalled, SchemaError
-from cues.imported import loaded
+from cues.errors import InvalidArgument, SchemaError
+from cues.imported import loaded, package
 from cues.overrides import override
 
 Load = Callable[[Any], Any]
@@ -669,13 +669,7 @@ def _at(value: Any, path: Sequence[Any]) -> Any:
 
 
 def _json_schema(given: Mapping[str, Any]) -> Load:
-    try:
-        import jsonschema
-    except ImportError:
-        raise NotInstalled(
-            "A JSON Schema needs the package jsonschema, which is not installed.",
-            "pip install 'cues-streams[schemas]'.",
-        ) from None
+    jsonschema = package("A JSON Schema needs jsonschema", "schemas", "jsonschema")
     kind = jsonschema.validators.validator_for(given, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(given)

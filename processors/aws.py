@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from cues.errors import Away, CheckpointError, CuesError, InvalidArgument, NotInstalled
+from cues.errors import Away, CheckpointError, CuesError, InvalidArgument
+from cues.imported import package
 
 _AWAY: Final = re.compile(
     r"Throttl|TooManyRequests|RequestLimit|LimitExceeded|ThroughputExceeded|ServiceUnavailable|InternalError"
@@ -26,12 +27,7 @@ def check_library(service: str, client: Any) -> None:
         raise InvalidArgument(
             "client= is not a function.", f"give a function that returns boto3.client({service!r}, …)."
         )
-    try:
-        importlib.import_module("boto3")
-    except ImportError as error:
-        raise NotInstalled(
-            f"{service} of Amazon needs boto3 ({error}).", f"pip install 'cues-streams[{service}]'."
-        ) from None
+    package(f"{service} of Amazon needs boto3", service, "boto3")
 
 
 def client_of(service: str, make: Callable[[], Any] | None, **options: Any) -> Any:

@@ -20,7 +20,8 @@ from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues.arguments import text_of
-from cues.errors import CheckpointError, CuesError, InvalidArgument, Unsupported
+from cues.errors import CheckpointError, CuesError, InvalidArgument
+from cues.imported import package
 from cues.overrides import override
 from cues.processors import sql
 
@@ -640,9 +641,5 @@ def _kill_query(engine: Any, thread: int) -> None:
 
 
 def duckdb_module() -> Any:
-    """Import duckdb. Raises :class:`cues.errors.Unsupported` if it is not installed."""
-    try:
-        import duckdb
-    except ImportError as error:
-        raise Unsupported("DuckDB is not installed.", "pip install 'cues-streams[sql]'.") from error
-    return duckdb
+    """Import duckdb. Raises :class:`cues.errors.NotInstalled`."""
+    return package("DuckDB needs duckdb", "sql", "duckdb")

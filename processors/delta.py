@@ -51,7 +51,8 @@ from urllib.parse import quote, unquote
 import cues
 from cues.arguments import options_of, path_of
 from cues.checkpoints import Row, sync_file
-from cues.errors import InvalidArgument, NotInstalled
+from cues.errors import InvalidArgument
+from cues.imported import package
 from cues.overrides import override
 from cues.processors import SINK, places, takes
 from cues.processors.lake import LakeConnection, LakePositions, LakeTarget, says_away
@@ -66,11 +67,7 @@ _VERSION: Final = 1
 
 def library() -> Any:
     """Return the package deltalake."""
-    try:
-        import deltalake
-    except ImportError as error:
-        raise NotInstalled(f"Delta tables need delta-rs: {error}.", "pip install 'cues-streams[delta]'.") from None
-    return deltalake
+    return package("Delta tables need delta-rs", "delta", "deltalake")
 
 
 def said(error: Exception) -> str:

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, Final
 
 from cues.errors import InvalidArgument, NotInstalled
+from cues.imported import package
 from cues.processors import files, foreign
 
 RECORD_BYTES_MAX: Final = 16 << 20
@@ -150,13 +151,7 @@ class _Json:
 
 def avro() -> Any:
     """Return the module fastavro. Raises :class:`cues.errors.NotInstalled`."""
-    try:
-        import fastavro
-    except ImportError:
-        raise NotInstalled(
-            "Avro files need the package fastavro, which is not installed.", "pip install 'cues-streams[files]'."
-        ) from None
-    return fastavro
+    return package("Avro files need fastavro", "files", "fastavro")
 
 
 def _avro(file: IO[bytes], skip: int, may: frozenset[str]) -> Iterator[files.Record]:
@@ -197,13 +192,7 @@ def _checked(number: int, row: Any, problem: str, may: frozenset[str]) -> files.
 
 def excel() -> Any:
     """Return the module openpyxl. Raises :class:`cues.errors.NotInstalled`."""
-    try:
-        import openpyxl
-    except ImportError:
-        raise NotInstalled(
-            "Excel files need the package openpyxl, which is not installed.", "pip install 'cues-streams[files]'."
-        ) from None
-    return openpyxl
+    return package("Excel files need openpyxl", "files", "openpyxl")
 
 
 def _excel(

@@ -17,7 +17,6 @@ import base64
 import functools
 import hashlib
 import hmac
-import importlib
 import os
 import re
 import threading
@@ -30,10 +29,10 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import cues
-from cues import jsontext
+from cues import imported, jsontext
 from cues.arguments import check_number, options_of, path_of, text_of
 from cues.checkpoints import sync_names
-from cues.errors import Away, InvalidArgument, NotInstalled
+from cues.errors import Away, InvalidArgument
 from cues.overrides import override
 
 RETRY_ON: Final = (408, 425, 429, 500, 502, 503, 504)
@@ -103,10 +102,7 @@ class Answer(NamedTuple):
 
 def package(name: str) -> Any:
     """Import a package of the extra ``http``. Raises :class:`cues.errors.NotInstalled`."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise NotInstalled(f"The HTTP processors need {name} ({error}).", "pip install 'cues-streams[http]'.") from None
+    return imported.package(f"The HTTP processors need {name}", "http", name)
 
 
 def check_url(url: str) -> None:

@@ -56,7 +56,8 @@ from typing import Any, Final
 import cues
 from cues.arguments import options_of, text_of
 from cues.checkpoints import Row, Transaction
-from cues.errors import CheckpointError, InvalidArgument, NotInstalled
+from cues.errors import CheckpointError, InvalidArgument
+from cues.imported import package
 from cues.overrides import override
 from cues.processors import SINK, columns, places, takes, waits
 from cues.processors.lake import LakeConnection, LakePositions, LakeTarget, says_away
@@ -79,14 +80,10 @@ _KEYS: Final = "boolean int32 int64 string binary date32 timestamp time64 decima
 
 def library() -> Any:
     """Return the package pyiceberg, with its modules of catalogs and exceptions."""
-    try:
-        import pyiceberg.catalog
-        import pyiceberg.exceptions
-    except ImportError as error:
-        text = f"Iceberg tables need pyiceberg: {error}."
-        raise NotInstalled(text, "pip install 'cues-streams[iceberg]'.") from None
+    modules = "pyiceberg", "pyiceberg.catalog", "pyiceberg.exceptions"
+    found = package("Iceberg tables need pyiceberg", "iceberg", *modules)
     warnings.filterwarnings("ignore", "Delete operation did not match", UserWarning)  # an upsert of new rows
-    return pyiceberg
+    return found
 
 
 def write(messages: Any, process: cues.Process) -> None:

@@ -15,7 +15,8 @@ from concurrent import futures
 from typing import Any, Final
 
 from cues import arguments, jsontext
-from cues.errors import InvalidArgument, Unsupported
+from cues.errors import InvalidArgument
+from cues.imported import package
 
 LOG: Final = logging.getLogger("cues.processors.kafka")
 """Log records of librdkafka, such as a broker that cannot be reached."""
@@ -50,13 +51,8 @@ LOG.addFilter(_is_news)
 
 
 def library() -> Any:
-    """Import confluent_kafka. Raises :class:`cues.errors.Unsupported` if it is not installed."""
-    try:
-        import confluent_kafka
-        import confluent_kafka.admin
-    except ImportError as error:
-        raise Unsupported("confluent-kafka is not installed.", "pip install 'cues-streams[kafka]'.") from error
-    return confluent_kafka
+    """Import confluent_kafka. Raises :class:`cues.errors.NotInstalled`."""
+    return package("Kafka needs confluent-kafka", "kafka", "confluent_kafka", "confluent_kafka.admin")
 
 
 def checked(servers: str, topic: str, config: Mapping[str, Any] | None, reserved: Mapping[str, str]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from cues.arguments import check_number, text_of
-from cues.errors import Away, CuesError, InvalidArgument, NotInstalled
+from cues.errors import Away, CuesError, InvalidArgument
+from cues.imported import package
 from cues.overrides import override
 
 VERSIONS: Final = ("5", "3.1.1")
@@ -27,10 +28,7 @@ _FAULTS: Final = frozenset(
 
 
 def library() -> Any:
-    try:
-        return importlib.import_module("paho.mqtt.client")
-    except ImportError as error:
-        raise NotInstalled(f"MQTT needs paho-mqtt ({error}).", "pip install 'cues-streams[mqtt]'.") from None
+    return package("MQTT needs paho-mqtt", "mqtt", "paho.mqtt.client")
 
 
 class Broker(NamedTuple):

@@ -16,7 +16,6 @@ connects again by itself, at a place that its caller does not see, and gives Non
 
 from __future__ import annotations
 
-import importlib
 import re
 import struct
 from bisect import bisect_right
@@ -25,7 +24,8 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from cues.errors import CuesError, NotInstalled
+from cues.errors import CuesError
+from cues.imported import package
 
 QUERY, ROTATE, FORMAT, XID, TABLE_MAP, HEARTBEAT, PREPARE, GTID = 2, 4, 15, 16, 19, 27, 38, 162
 ROWS: Final = {23: "insert", 24: "update", 25: "delete", 30: "insert", 31: "update", 32: "delete"}
@@ -95,10 +95,7 @@ class Table(NamedTuple):
 
 def pymysql() -> Any:
     """Return the module pymysql. Raises :class:`NotInstalled`."""
-    try:
-        return importlib.import_module("pymysql")
-    except ImportError as error:
-        raise NotInstalled(f"MySQL needs PyMySQL ({error}).", "pip install 'cues-streams[mysql]'.") from None
+    return package("MySQL needs PyMySQL", "mysql", "pymysql")
 
 
 def rotation(body: bytes) -> tuple[str, int]:

@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from cues.arguments import check_number, options_of, text_of, texts_of
-from cues.errors import InvalidArgument, NotInstalled
+from cues.errors import InvalidArgument
+from cues.imported import package
 
 LOG: Final = logging.getLogger("cues.processors.nats")
 
@@ -39,14 +40,7 @@ T = TypeVar("T")
 
 def library() -> Any:
     """Import nats. Raises :class:`cues.errors.NotInstalled`."""
-    try:
-        import nats
-        import nats.errors
-        import nats.js.api
-        import nats.js.errors
-    except ImportError:
-        raise NotInstalled("nats-py is not installed.", "pip install 'cues-streams[nats]'.") from None
-    return nats
+    return package("NATS needs nats-py", "nats", "nats", "nats.errors", "nats.js.api", "nats.js.errors")
 
 
 class Servers:

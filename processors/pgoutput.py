@@ -24,7 +24,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from cues import codec, jsontext
-from cues.errors import CodecError, CuesError, NotInstalled
+from cues.errors import CodecError, CuesError
+from cues.imported import package
 
 EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -91,10 +92,7 @@ class Change(NamedTuple):
 
 def psycopg() -> Any:
     """Return the module psycopg. Raises :class:`NotInstalled`."""
-    try:
-        return importlib.import_module("psycopg")
-    except ImportError as error:
-        raise NotInstalled(f"PostgreSQL needs psycopg ({error}).", "pip install 'cues-streams[sql]'.") from None
+    return package("PostgreSQL needs psycopg", "sql", "psycopg")
 
 
 def lsn_text(lsn: int) -> str:

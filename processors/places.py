@@ -27,6 +27,7 @@ from datetime import datetime
 from typing import IO, Any, Final, NamedTuple, Protocol, cast
 
 from cues.errors import NotInstalled
+from cues.imported import package
 
 COMPRESSIONS: Final = {"gzip": ".gz", "bz2": ".bz2", "xz": ".xz", "zstd": ".zst"}
 """The compressions, and the endings of their files."""
@@ -193,12 +194,7 @@ def local_path(path: str) -> str:
 
 def filesystem(url: str) -> Any:
     """Return the fsspec filesystem of a URL. Raises :class:`cues.errors.NotInstalled`."""
-    try:
-        import fsspec
-    except ImportError:
-        raise NotInstalled(
-            f"{url} needs the package fsspec, which is not installed.", "pip install 'cues-streams[files]'."
-        ) from None
+    fsspec = package(f"{url} needs fsspec", "files", "fsspec")
     scheme = url.partition("://")[0]
     try:
         return fsspec.filesystem(scheme)
@@ -211,14 +207,7 @@ def filesystem(url: str) -> Any:
 
 def arrow() -> Any:
     """Return the module pyarrow. Raises :class:`cues.errors.NotInstalled`."""
-    try:
-        import pyarrow
-    except ImportError:
-        raise NotInstalled(
-            "Parquet, Arrow and zstd files need the package pyarrow, which is not installed.",
-            "pip install 'cues-streams[files]'.",
-        ) from None
-    return pyarrow
+    return package("Parquet, Arrow and zstd files need pyarrow", "files", "pyarrow")
 
 
 @functools.lru_cache

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from cues.arguments import check_number, text_of
-from cues.errors import Away, CuesError, InvalidArgument, NotInstalled
+from cues.errors import Away, CuesError, InvalidArgument
+from cues.imported import package
 from cues.overrides import override
 
 IN_FLIGHT_MAX: Final = 65_535
@@ -47,10 +48,7 @@ Events = queue.SimpleQueue[tuple[str, Any]]
 
 
 def library() -> Any:
-    try:
-        found = importlib.import_module("pika")
-    except ImportError as error:
-        raise NotInstalled(f"RabbitMQ needs pika ({error}).", "pip install 'cues-streams[rabbitmq]'.") from None
+    found = package("RabbitMQ needs pika", "rabbitmq", "pika")
     if not _pika_log.level:  # each failure is raised here, and pika says it in seven lines more
         _pika_log.setLevel(logging.CRITICAL)
     return found

@@ -52,7 +52,8 @@ import cues
 from cues import MessagesPurged, jsontext
 from cues.arguments import check_number, options_of, text_of, version_hint
 from cues.checkpoints import Row, Transaction, held, write_once
-from cues.errors import Away, CheckpointError, CuesError, Diverged, InvalidArgument, NotInstalled
+from cues.errors import Away, CheckpointError, CuesError, Diverged, InvalidArgument
+from cues.imported import package
 from cues.overrides import override
 from cues.processors import SINK, SOURCE, checks, foreign, takes, waits
 
@@ -80,11 +81,7 @@ Id = tuple[int, int]
 
 def library() -> Any:
     """Import redis. Raises :class:`cues.errors.NotInstalled`."""
-    try:
-        import redis
-    except ImportError:
-        raise NotInstalled("redis is not installed.", "pip install 'cues-streams[redis]'.") from None
-    return redis
+    return package("Redis needs redis-py", "redis", "redis")
 
 
 class Server:

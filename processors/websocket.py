@@ -29,7 +29,8 @@ from urllib.parse import urlsplit
 
 from cues import jsontext
 from cues.arguments import check_number, text_of, texts_of
-from cues.errors import InvalidArgument, NotInstalled
+from cues.errors import InvalidArgument
+from cues.imported import package
 from cues.processors import SOURCE, checks, foreign, http, takes, waits
 
 _VERSION: Final = 1
@@ -45,12 +46,7 @@ Position = list[Any]
 
 def library() -> Any:
     """Return the package websockets, with its client for threads."""
-    try:
-        import websockets
-        import websockets.sync.client
-    except ImportError as error:
-        raise NotInstalled(f"WebSockets need websockets ({error}).", "pip install 'cues-streams[http]'.") from None
-    return websockets
+    return package("WebSockets need websockets", "http", "websockets", "websockets.sync.client")
 
 
 @takes(SOURCE)

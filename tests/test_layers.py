@@ -42,13 +42,14 @@ BY_NAME = {
     "base.shown",  # the pictures of a notebook
     "queues.store",  # Store.check: the check knows every row of every layer
     "cli.ui", "cli.page",  # the page, whose packages are an extra
+    "imported",  # packages of extras
     "base.lazy", "cli.app",  # names that load on first use
 }  # fmt: skip
 """Modules that import others by a name computed at run time."""
 
 PUBLIC = (
     "cues", "cues.errors", "cues.codec", "cues.testing", "cues.checkpoints", "cues.processors", "cues.faults",
-    "cues.overrides", "cues.jsontext", "cues.arguments", "cues.buffers",
+    "cues.overrides", "cues.jsontext", "cues.arguments", "cues.buffers", "cues.imported",
 )  # fmt: skip
 """Modules whose names are for users, and so for processors."""
 

@@ -305,7 +305,7 @@ def test_options_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
-    with pytest.raises(NotInstalled, match=r"Try: pip install 'cues-streams\[http\]'"):
+    with pytest.raises(NotInstalled, match=r"Try: run pip install 'cues-streams\[http\]'"):
         http.package("a_package_that_nobody_has")
 
 

@@ -21,7 +21,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final
 
 from cues.base import clock
-from cues.errors import Diverged, InvalidArgument, NotInstalled
+from cues.errors import Diverged, InvalidArgument
+from cues.imported import package
 from cues.overrides import override
 from cues.queues.options import duration_of
 
@@ -118,12 +119,7 @@ class Cron(Schedule):
 
     def __init__(self, expression: str, timezone: str | tzinfo, missed: str, follow: bool) -> None:
         super().__init__(missed, follow)
-        try:
-            import cronsim
-        except ImportError:
-            raise NotInstalled(
-                "cues.cron needs the package cronsim, which is not installed.", "run pip install 'cues-streams[time]'."
-            ) from None
+        cronsim = package("cues.cron needs cronsim", "time", "cronsim")
         self.expression, self.timezone = expression, _zone(timezone)
         self.__name__ = "cron"
         try:

@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from cues.errors import CuesError, NotInstalled, SchemaError
+from cues.errors import CuesError, SchemaError
+from cues.imported import package
 from cues.jsontext import show
 from cues.operate.refused import Refused
 from cues.queues import tables
@@ -67,10 +68,7 @@ def result_of(query: str, known: Mapping[str, Source]) -> Iterator[Any]:
     ``known``: the tables of a place (its method ``tables``). Raises :class:`Refused` for what DuckDB refuses, the
     errors of reading a queue, and :class:`NotInstalled` without DuckDB.
     """
-    try:
-        import duckdb
-    except ImportError:
-        raise NotInstalled("cues sql needs the package duckdb.", "pip install 'cues-streams[sql,files]'.") from None
+    duckdb = package("cues sql needs duckdb", "sql,files", "duckdb")
     errors: list[CuesError] = []
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")

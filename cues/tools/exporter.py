@@ -33,8 +33,9 @@ from cues.base.events import Counters
 from cues.base.histogram import Histogram
 from cues.base.hosts import is_loopback, is_ours
 from cues.engine.status import processor_of
-from cues.errors import CuesError, InvalidArgument, NotInstalled
+from cues.errors import CuesError, InvalidArgument
 from cues.graphs.running import Running
+from cues.imported import package
 from cues.overrides import override
 from cues.queues.store import Store
 from cues.tools import metrics
@@ -500,10 +501,4 @@ def parse(address: str | int) -> tuple[str, int]:
 
 
 def _require() -> None:
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError:
-        raise NotInstalled(
-            "Metrics for Prometheus need the package prometheus-client, which is not installed.",
-            "run pip install 'cues-streams[metrics]'.",
-        ) from None
+    package("Metrics for Prometheus need prometheus-client", "metrics", "prometheus_client")
