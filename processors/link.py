@@ -36,7 +36,6 @@ import contextlib
 import hmac
 import ipaddress
 import logging
-import queue
 import re
 import socket
 import ssl
@@ -54,10 +53,10 @@ from cues.arguments import NEWER, check_number, text_of, version_hint
 from cues.checkpoints import Row, Transaction, held, write_once
 from cues.errors import CheckpointError, CuesError, Diverged, InvalidArgument, NotInstalled
 from cues.overrides import override
-from cues.processors import SINK, SOURCE, checks, columns, foreign, http, takes, waits
+from cues.processors import SINK, SOURCE, checks, columns, foreign, http, takes
 from cues.processors import serving as guards
 from cues.processors.places import arrow
-from cues.processors.source_server import Address, SourceServer
+from cues.processors.source_server import ServedSource, SourceServer
 
 _VERSION: Final = 1
 _CONNECTIONS_MAX: Final = 1_000
@@ -113,7 +112,7 @@ class _Reply(NamedTuple):
 
 
 @takes(SOURCE)
-class Receiver(checks.Owned):
+class Receiver(ServedSource):
     """A source of the messages of senders on other machines; see the module. Give it to ``cues.Source(id, …)``.
 
     ``port``         0: any free one; :attr:`url` has it
@@ -154,53 +153,25 @@ class Receiver(checks.Owned):
         self.tls = _tls(cert, key, client_ca)
         self.body_bytes_max, self.body_s, self.answer_s = body_bytes_max, body_s, answer_s
         self.__name__ = "receiver"
-        self._serving: _Serving | None = None
         if not isinstance(path, str) or not path.startswith("/"):
             raise InvalidArgument(f"path={path!r:.60}.", "give a path such as '/readings'.")
-        check_number("port", port, 0, 65_535, whole=True)
         check_number("body_bytes_max", body_bytes_max, 1_000, whole=True)
-        check_number("body_s", body_s, 0.001)
-        check_number("answer_s", answer_s, 0.001)
         if token is None and client_ca is None and not _is_local(host):
             raise InvalidArgument(
                 f"The receiver would take messages from every machine that reaches {host}.",
                 "give token=, the same as the sender's; or client_ca=, with certificates on both sides.",
             )
-        for name in ("starlette", "uvicorn"):
-            http.package(name)
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_serving": None, "_owner": ""}
-
-    @property
-    def url(self) -> str | None:
-        """The URL at which it serves in this process, or None."""
-        serving = self._serving
-        if serving is None or serving.ending or not serving.open:
-            return None
-        return f"{'https' if self.tls else 'http'}://{self.host}:{serving.port}{self.path}"
+        self._check_server()
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, messages)`` for each request with messages, until the graph drains."""
         checks.position_of(position, "cues.processors.link", 2)
-        self.own(process)
-        if self._serving is not None:  # the engine calls a source anew, for example after a seek
-            self._serving.close()
+        self._begin(process)
         number = position[1] if position else 0
         self._serving = serving = _Serving(self, number, getattr(process, "check", None))
         last: dict[str, int] = {}
         try:
-            while True:
-                request = None
-                with contextlib.suppress(queue.Empty):
-                    request = serving.events.get(timeout=waits.LOOK_S)
-                if serving.ending or process.stopping:
-                    return  # a message that is yielded now may come too late to be committed
-                if request is None:
-                    waits.answered(process)
-                    serving.check()
-                    continue
+            for request in serving.requests(process):
                 row = process.state.get(request.field)
                 processors = process.state.get(request.sender, [])
                 if request.after is None or request.before != row:
@@ -225,11 +196,6 @@ class Receiver(checks.Owned):
         token = self._tokens.get(sender, self._tokens.get("", ""))
         return bool(token) and hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())
 
-    def committed(self, position: Position) -> None:
-        """Answer the requests whose messages are committed; the engine calls it after each commit."""
-        if self._serving is not None:
-            self._serving.committed(position[1])
-
 
 class _Serving(SourceServer):
     """The server of one start of a receiver."""
@@ -238,14 +204,7 @@ class _Serving(SourceServer):
         self._receiver, self._check = receiver, check
         self._asked: set[asyncio.Future[_Reply | None]] = set()
         """The requests that the source has not answered."""
-        super().__init__(
-            Address("receiver", receiver.host, receiver.port, receiver.path, ("POST",)),
-            number,
-            connections_max=_CONNECTIONS_MAX,
-            body_s=receiver.body_s,
-            answer_s=receiver.answer_s,
-            tls=receiver.tls,
-        )
+        super().__init__(receiver, number, _CONNECTIONS_MAX)
 
     def reply(self, request: _Request, reply: _Reply) -> None:
         """Give the answer of the source to the thread of the server."""

@@ -1,8 +1,8 @@
-"""The server of a source: requests of others become messages, and are answered when the messages are durable.
+"""A source with a server: requests of others become messages, and are answered when the messages are durable.
 
-A :class:`SourceServer` belongs to one start of a source, and runs in a thread of its own. A subclass answers requests:
-it numbers what it takes, puts it into ``events`` for the source, which yields it, and waits for the commit with
-:meth:`SourceServer.wait`. The source tells each commit with :meth:`SourceServer.committed`.
+A :class:`SourceServer` belongs to one start of a :class:`ServedSource`, and runs in a thread of its own. A subclass
+answers requests: it numbers what it takes, puts it into ``events`` for the source, which yields it, and waits for the
+commit with :meth:`SourceServer.wait`. The source tells each commit with :meth:`SourceServer.committed`.
 """
 
 from __future__ import annotations
@@ -14,46 +14,74 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import cues
+from cues.arguments import check_number
+from cues.overrides import override
+from cues.processors import checks, http, waits
 from cues.processors import serving as guards
-from cues.processors import waits
 
 _CLOSE_S: Final = 5.0
 """Seconds that the end of a source waits for commits and answers."""
 
 
-class Address(NamedTuple):
-    """The address of a server, and the application there."""
+class ServedSource(checks.Owned):
+    """The base of a source that has a server while it runs."""
 
-    kind: str
-    """Its name in errors: ``"webhook"``."""
+    __name__: str
+    """The name in errors: ``"webhook"``."""
     host: str
     port: int
     path: str
-    methods: tuple[str, ...]
+    methods: tuple[str, ...] = ("POST",)
+    body_s: float
+    answer_s: float
+    tls: dict[str, Any] | None = None
+    """Options of uvicorn for HTTPS."""
+    _serving: Any = None
+    """The :class:`SourceServer` of the last start in this process."""
+
+    def _check_server(self) -> None:
+        check_number("port", self.port, 0, 65_535, whole=True)
+        check_number("body_s", self.body_s, 0.001)
+        check_number("answer_s", self.answer_s, 0.001)
+        for name in ("starlette", "uvicorn"):
+            http.package(name)
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_serving": None, "_owner": ""}
+
+    @property
+    def url(self) -> str | None:
+        """The URL at which it serves in this process, or None."""
+        serving = self._serving
+        if serving is None or serving.ending or not serving.open:
+            return None
+        return f"{'https' if self.tls else 'http'}://{self.host}:{serving.port}{self.path}"
+
+    def _begin(self, process: Any) -> None:
+        self.own(process)
+        if self._serving is not None:  # the engine calls a source anew, for example after a seek
+            self._serving.close()
+
+    def committed(self, position: list[Any]) -> None:
+        """Answer the requests whose messages are committed; the engine calls it after each commit."""
+        if self._serving is not None:
+            self._serving.committed(position[1])
 
 
 class SourceServer(ABC):
     """The server of one start of a source. Methods with ``async`` run in its thread, the others in any."""
 
-    def __init__(
-        self,
-        address: Address,
-        number: int,
-        *,
-        connections_max: int,
-        body_s: float,
-        answer_s: float,
-        tls: dict[str, Any] | None = None,
-    ) -> None:
-        """Begin to serve. ``number`` is that of the last committed event, ``tls`` has options of uvicorn.
+    def __init__(self, source: ServedSource, number: int, connections_max: int) -> None:
+        """Begin to serve. ``number`` is that of the last committed event.
 
         More than ``connections_max`` connections are answered 503 by the server itself.
         """
-        self._address, self._answer_s = address, answer_s
+        self._source, self._kind = source, source.__name__
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.yielded = number
         """The number of the last event that the source has yielded."""
@@ -67,9 +95,9 @@ class SourceServer(ABC):
         self._listener = self._bound()
         self.port: int = self._listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
-        self._server = self._made(connections_max, body_s, tls or {})
+        self._server = self._made(connections_max)
         # Not a daemon: the last answers leave before the process ends. The server ends with the main thread.
-        self._thread = threading.Thread(target=self._run, name=f"cues {address.kind}", daemon=False)
+        self._thread = threading.Thread(target=self._run, name=f"cues {self._kind}", daemon=False)
         self._thread.start()
 
     @abstractmethod
@@ -77,7 +105,7 @@ class SourceServer(ABC):
         """Answer a request of starlette."""
 
     def _bound(self) -> socket.socket:
-        kind, host, port, *_ = self._address
+        host, port = self._source.host, self._source.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # The protocol is named, because asyncio turns Nagle's algorithm off only then; with it an answer takes 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -88,19 +116,19 @@ class SourceServer(ABC):
         except OSError as error:
             listener.close()
             raise cues.CuesError(
-                f"The {kind} cannot listen on {host}:{port}: {error.strerror or error}.",
+                f"The {self._kind} cannot listen on {host}:{port}: {error.strerror or error}.",
                 "end the program that uses the port, or give another port= or host=.",
             ) from error
         return listener
 
-    def _made(self, connections_max: int, body_s: float, tls: dict[str, Any]) -> Any:
+    def _made(self, connections_max: int) -> Any:
         import uvicorn
         from starlette.routing import Route, Router
 
-        route = Route(self._address.path, self.answer, methods=list(self._address.methods))
+        route = Route(self._source.path, self.answer, methods=list(self._source.methods))
         config = uvicorn.Config(
             guards.guarded(Router([route], redirect_slashes=False), guards.HEADERS),
-            http=guards.protocol(body_s),
+            http=guards.protocol(self._source.body_s),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -110,14 +138,14 @@ class SourceServer(ABC):
             server_header=False,
             limit_concurrency=connections_max,
             timeout_graceful_shutdown=int(_CLOSE_S),
-            **tls,
+            **(self._source.tls or {}),
         )
         try:
             config.load()  # here, so that a certificate that cannot be read is an error of the start
         except OSError as error:  # SSLError is one
             self._listener.close()
             raise cues.CuesError(
-                f"The {self._address.kind} cannot use its certificates: {error}.", "correct cert=, key= and client_ca=."
+                f"The {self._kind} cannot use its certificates: {error}.", "correct cert=, key= and client_ca=."
             ) from error
         return uvicorn.Server(config)
 
@@ -149,7 +177,7 @@ class SourceServer(ABC):
             return await reading
         except asyncio.CancelledError:
             if self.ending:
-                raise guards.Refused(503, f"the {self._address.kind} ends") from None
+                raise guards.Refused(503, f"the {self._kind} ends") from None
             raise
         finally:
             self._reading.discard(reading)
@@ -166,7 +194,7 @@ class SourceServer(ABC):
         waiting = (number, future)
         self._waiting.append(waiting)
         try:
-            async with asyncio.timeout(self._answer_s):
+            async with asyncio.timeout(self._source.answer_s):
                 return bool(await future)
         except TimeoutError:
             return False
@@ -187,6 +215,20 @@ class SourceServer(ABC):
 
     # --- other threads ---
 
+    def requests(self, process: Any) -> Iterator[Any]:
+        """Yield what was put into ``events``, until the graph drains or the server ends."""
+        while True:
+            event = None
+            with contextlib.suppress(queue.Empty):
+                event = self.events.get(timeout=waits.LOOK_S)
+            if self.ending or (process is not None and process.stopping):
+                return  # a message that is yielded now may come too late to be committed
+            if event is not None:
+                yield event
+                continue
+            waits.answered(process)
+            self.check()
+
     def call(self, call: Callable[[], None]) -> None:
         """Call a function in the thread of the server, if that has not ended."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -201,7 +243,7 @@ class SourceServer(ABC):
         if self._failure is not None:
             raise self._failure
         if not self.open and not self.ending:
-            raise cues.CuesError(f"The server of the {self._address.kind} ended.", "start the graph again.")
+            raise cues.CuesError(f"The server of the {self._kind} ended.", "start the graph again.")
 
     def has_ended(self) -> bool:
         """Return whether it takes no more events, after a wait in which that may have changed."""

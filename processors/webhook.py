@@ -36,10 +36,8 @@ front of it, as before every server that strangers reach). It serves until the g
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -48,9 +46,9 @@ from cues import jsontext
 from cues.arguments import check_number
 from cues.errors import CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SOURCE, checks, foreign, http, takes, waits
+from cues.processors import SOURCE, checks, foreign, http, takes
 from cues.processors import serving as guards
-from cues.processors.source_server import Address, SourceServer
+from cues.processors.source_server import ServedSource, SourceServer
 
 REMEMBER: Final = 200
 """Ids of events in the position by default: the position then has less than 2,000 bytes."""
@@ -104,7 +102,7 @@ def _object(hook: Hook) -> Message:
 
 
 @takes(SOURCE)
-class Webhook(checks.Owned):
+class Webhook(ServedSource):
     """A source that is a server; see the module. Give it to ``cues.Source(id, Webhook(...))``.
 
     ``port``         0: any free one; :attr:`url` has it
@@ -161,62 +159,28 @@ class Webhook(checks.Owned):
         self.remember, self.pending_max, self.body_bytes_max = remember, pending_max, body_bytes_max
         self.body_s, self.answer_s = body_s, answer_s
         self.__name__ = "webhook"
-        self._serving: Serving | None = None
         named = self.methods and all(isinstance(method, str) for method in self.methods)
         if not isinstance(path, str) or not path.startswith("/") or not named:
             raise InvalidArgument(f"path={path!r}, methods={methods!r}.", "give a path such as '/hooks', and methods.")
         check_number("remember", remember, 0, REMEMBER_MAX, whole=True)
-        check_number("port", port, 0, 65_535, whole=True)
         check_number("pending_max", pending_max, 1, whole=True)
         check_number("body_bytes_max", body_bytes_max, 1, whole=True)
-        check_number("body_s", body_s, 0.001)
-        check_number("answer_s", answer_s, 0.001)
-        for name in ("starlette", "uvicorn"):
-            http.package(name)
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_serving": None, "_owner": ""}
-
-    @property
-    def url(self) -> str | None:
-        """The URL at which it serves in this process, or None."""
-        serving = self._serving
-        if serving is None or serving.ending or not serving.open:
-            return None
-        return f"http://{self.host}:{serving.port}{self.path}"
+        self._check_server()
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` for each event, until the graph drains."""
         checks.position_of(position, "cues.processors.webhook", 3)
-        self.own(process)
-        if self._serving is not None:  # the engine calls a source anew, for example after a seek
-            self._serving.close()
+        self._begin(process)
         _, number, ids = position or (_VERSION, 0, b"")
         self._serving = serving = Serving(self, number, ids, getattr(process, "check", None))
         try:
-            while True:
-                event = None
-                with contextlib.suppress(queue.Empty):
-                    event = serving.events.get(timeout=waits.LOOK_S)
-                if serving.ending or (process is not None and process.stopping):
-                    return  # a message that is yielded now may come too late to be committed
-                if event is None:
-                    waits.answered(process)
-                    serving.check()
-                    continue
+            for event in serving.requests(process):
                 if event.identity and self.remember:
                     ids = (ids + event.identity)[-8 * self.remember :]
                 serving.yielded = event.number
                 yield [_VERSION, event.number, ids], event.message
         finally:
             serving.close()
-
-    def committed(self, position: Position) -> None:
-        """Answer the requests whose messages are committed; the engine calls it after each commit."""
-        serving = self._serving
-        if serving is not None:
-            serving.committed(position[1])
 
 
 class Serving(SourceServer):
@@ -226,13 +190,7 @@ class Serving(SourceServer):
         self._hook, self._check = hook, check
         self._known = {ids[at : at + 8]: number for at in range(0, len(ids), 8)}
         """The number of each event by its id, oldest first."""
-        super().__init__(
-            Address("webhook", hook.host, hook.port, hook.path, hook.methods),
-            number,
-            connections_max=hook.pending_max * _CONNECTIONS_PER_EVENT,
-            body_s=hook.body_s,
-            answer_s=hook.answer_s,
-        )
+        super().__init__(hook, number, hook.pending_max * _CONNECTIONS_PER_EVENT)
 
     @override
     async def answer(self, request: Any) -> Any:
