@@ -24,6 +24,24 @@ def decoded(shape: str, name: str, decoding: str) -> None:
         )
 
 
+class Unshared:
+    """The base of an object with attributes of one process, such as a lock or a connection, which no pickle has."""
+
+    def _reset(self) -> None:
+        """Set these attributes, and no others: in the constructor, and in each process that loads a pickle."""
+        raise NotImplementedError
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        fresh = object.__new__(type(self))
+        fresh._reset()
+        return {name: value for name, value in self.__dict__.items() if name not in fresh.__dict__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+
 class Owned:
     """The base of a source that keeps what is open, or what it acknowledges: it is the function of one processor."""
 

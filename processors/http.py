@@ -34,6 +34,7 @@ from cues.arguments import check_number, options_of, path_of, text_of
 from cues.checkpoints import sync_names
 from cues.errors import Away, InvalidArgument
 from cues.overrides import override
+from cues.processors.checks import Unshared
 
 RETRY_ON: Final = (408, 425, 429, 500, 502, 503, 504)
 """Statuses after which the same request may succeed later."""
@@ -243,7 +244,7 @@ async def exchange(client: Any, request: Any, terms: Terms, *, whole: bool = Tru
     return answer
 
 
-class OAuth:
+class OAuth(Unshared):
     """The header with an access token of OAuth 2.0, which is fetched when it is needed and renewed before it ends.
 
         Poll(url, headers=http.OAuth("https://login.example.com/token", "client", secret, scope="read"))
@@ -286,14 +287,10 @@ class OAuth:
         self._keep = None if keep is None else Path(path_of("keep", keep))
         self._form = options_of("form", form or {}) | ({} if scope is None else {"scope": text_of("scope", scope)})
         self._headers, self._timeout_s = options_of("headers", headers or {}), timeout_s
-        self.__setstate__({})
+        self._reset()
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_guard", "_token")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def _reset(self) -> None:
         self._guard = threading.Lock()
         self._token: tuple[str, float, float] | None = None
         """The token, and the times of its receipt and its end on the monotonic clock."""

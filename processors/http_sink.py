@@ -39,7 +39,7 @@ from cues import jsontext
 from cues.arguments import check_number
 from cues.errors import CheckpointError, InvalidArgument
 from cues.overrides import override
-from cues.processors import FREE, http, takes
+from cues.processors import FREE, checks, http, takes
 
 if TYPE_CHECKING:
     import httpx
@@ -54,7 +54,7 @@ _DRAINED_BYTES_MAX: Final = 1 << 16
 
 
 @takes(FREE)
-class Requests:
+class Requests(checks.Unshared):
     """A request for each message; see the module. :meth:`sink` and :meth:`stream` declare it.
 
     ``url``          a URL, or a function of the message
@@ -123,7 +123,7 @@ class Requests:
         self._answer = answer
         self._rate = None if rate is None else http.Rate(rate)
         self._make_client = client
-        self._clients: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+        self._reset()
         if json is not None and body is not None:
             raise InvalidArgument("json= and body= are both given.", "give one of them.")
         if attempts is not None:
@@ -132,11 +132,8 @@ class Requests:
             http.check_url(url)
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_clients"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _clients=WeakKeyDictionary())
+    def _reset(self) -> None:
+        self._clients: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
     @property
     def retries(self) -> cues.Retry | int:

@@ -76,7 +76,7 @@ def write(messages: Any, process: cues.Process) -> None:
 
 
 @takes(SINK)
-class Topic:
+class Topic(checks.Unshared):
     """A Kafka topic as the target of sinks (``checkpoint=``); see the module. The topic must exist.
 
     ``servers``                addresses of brokers, ``"host:port,host:port"``
@@ -127,17 +127,13 @@ class Topic:
                 f"shape={shape!r} with key={key!r}, partition={partition!r} do not fit.",
                 "use key= with shape='value', whose messages have no field for it, and 'same' with shape='record'.",
             )
+        self._reset()
+
+    @override
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._units: dict[str, Unit] = {}
         self._pid = 0
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_units", "_pid")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock, self._units, self._pid = threading.Lock(), {}, 0
 
     def sink(self, inputs: Any, **options: Any) -> cues.Sink:
         """Return a sink that writes the messages of ``inputs`` as they are; ``options`` are those of ``cues.Sink``."""

@@ -40,7 +40,7 @@ class _Entry(NamedTuple):
 
 
 @takes(_TAKES)
-class KinesisSender:
+class KinesisSender(checks.Unshared):
     """A sink that puts records; see ``kinesis.py``. :meth:`sink` declares it.
 
     ``stream``   its name, or its ARN
@@ -86,19 +86,12 @@ class KinesisSender:
                 "leave it out, or use shape='value'.",
             )
 
+    @override
     def _reset(self) -> None:
         self._made: tuple[int, Any] = (0, None)
         """The number of the process, and its client."""
         self._taken: set[str] = set()
         """Identities of the messages that Kinesis has taken of steps that failed, and are to be repeated."""
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_made", "_taken")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
 
     def sink(self, inputs: Any, **options: Any) -> cues.Sink:
         """Return a sink that puts the messages of ``inputs``; ``options`` are those of ``cues.Sink``."""

@@ -303,7 +303,7 @@ def send(messages: Any, process: cues.Process) -> None:
 
 
 @takes(SINK)
-class Sender:
+class Sender(checks.Unshared):
     """A receiver on another machine as the target of sinks (``checkpoint=``); see the module.
 
     ``url``        of the :class:`Receiver`: ``"https://central:7411/readings"``
@@ -338,19 +338,15 @@ class Sender:
         """The receiver, for errors."""
         self._token = next(iter(_tokens(token).values()), None)
         self._tls = None if ca is None else _file("ca", ca), _pair(cert, key)
-        self._lock = threading.Lock()
-        self._client: Any = None
+        self._reset()
         if not _is_name(self.name):
             raise InvalidArgument(f"name={self.name!r:.60}.", "give a name of 1 to 200 ASCII letters, digits, - . _")
         http.package("httpx")
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_client")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock, self._client = threading.Lock(), None
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._client: Any = None
 
     def sink(self, inputs: Any, **options: Any) -> cues.Sink:
         """Return a sink that sends the messages of ``inputs`` as they are; ``options`` are those of ``cues.Sink``."""

@@ -27,7 +27,7 @@ class _Packet(NamedTuple):
 
 
 @takes({name: value for name, value in SINK.items() if name != "checkpoint"})
-class Publisher:
+class Publisher(checks.Unshared):
     """A sink that publishes messages; see ``mqtt.py``. :meth:`sink` declares it.
 
     ``url``          the broker, as :class:`Mqtt` has it
@@ -72,14 +72,10 @@ class Publisher:
         if not isinstance(retain, bool) and not callable(retain):
             raise InvalidArgument(f"retain={retain!r:.60}.", "give True, False, or a function of the message.")
         check_number("in_flight", in_flight, 1, PACKET_IDS, whole=True)
-        self.__setstate__({})
+        self._reset()
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_guard", "_links", "_pid")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def _reset(self) -> None:
         self._guard = threading.Lock()
         self._links: dict[str, _Sending] = {}
         self._pid = os.getpid()

@@ -29,7 +29,7 @@ def write(messages: Any, process: cues.Process) -> None:
 
 
 @takes(SINK)
-class NatsSubject:
+class NatsSubject(checks.Unshared):
     """A subject of a stream as the target of sinks (``checkpoint=``); see ``nats_streams.py``. It is the sink's alone.
 
     ``servers``    ``"nats://host:4222"``, or a list of them
@@ -65,19 +65,12 @@ class NatsSubject:
         """The subject and its servers, for errors."""
         self._reset()
 
+    @override
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self.last: dict[str, tuple[Row | None, int]] = {}
         """Row and sequence of the last message of each processor, of this connection."""
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_connection", "last")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
 
     def sink(self, inputs: Any, **options: Any) -> cues.Sink:
         """Return a sink that writes the messages of ``inputs`` as they are; ``options`` are those of ``cues.Sink``."""

@@ -32,7 +32,7 @@ class _Publication(NamedTuple):
 
 
 @takes({name: value for name, value in SINK.items() if name != "checkpoint"})
-class RabbitPublisher:
+class RabbitPublisher(checks.Unshared):
     """A sink that publishes messages; see ``rabbitmq.py``. :meth:`sink` declares it.
 
     ``url``          the broker, as :class:`RabbitQueue` has it
@@ -83,14 +83,10 @@ class RabbitPublisher:
         if not isinstance(mandatory, bool):
             raise InvalidArgument(f"mandatory={mandatory!r:.60}.", "give True or False.")
         check_number("in_flight", in_flight, 1, IN_FLIGHT_MAX, whole=True)
-        self.__setstate__({})
+        self._reset()
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_guard", "_links", "_pid")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def _reset(self) -> None:
         self._guard = threading.Lock()
         self._links: dict[str, _Sending] = {}
         self._pid = os.getpid()

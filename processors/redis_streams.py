@@ -396,7 +396,7 @@ def write(messages: Any, process: cues.Process) -> None:
 
 
 @takes(SINK)
-class RedisTarget:
+class RedisTarget(checks.Unshared):
     """A Redis database as the target of sinks (``checkpoint=``); see the module.
 
     In a function of yours, ``process.connection`` takes every command of redis-py; they are done at the commit, in one
@@ -437,16 +437,12 @@ class RedisTarget:
             check_number("maxlen", maxlen, 1, whole=True)
         self.where = f"{self.stream} at {self.server.where}" if self.stream else self.server.where
         """The stream and its server, for errors."""
-        self._lock = threading.Lock()
-        self._client: Any = None
+        self._reset()
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_client")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock, self._client = threading.Lock(), None
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._client: Any = None
 
     def sink(self, inputs: Any, **options: Any) -> cues.Sink:
         """Return a sink that writes the messages of ``inputs`` as they are; ``options`` are those of ``cues.Sink``."""
