@@ -83,7 +83,6 @@ class _Windows(EventTime):
         if not isinstance(inputs, (str, cues.AnyOf)):
             raise GraphError(f"The inputs of a window are {inputs!r}.", "give a queue, or cues.AnyOf('a', 'b').")
         super().__init__([inputs] if isinstance(inputs, str) else list(inputs.bindings), time, delay, idle, key, early)
-        self._merges = merges
         self._mark_names = ("final",) * self.marked
         if self.marked:
             self._mark_names = (*["number"] * numbers, "final", *["withdrawn"] * merges)
@@ -772,8 +771,9 @@ def tumbling(
     Guarantee: exactly once: each window closes once, each message is in its window or on the late queue
     Mechanism: a row of state for each open window, ordered by its end, committed with the results
     """
-    size_us = duration(size, "size")
-    return _fixed(inputs, output, size_us, size_us, time, reduce, late, key, delay, idle, early, offset, id, options)
+    size_us, offset_us = duration(size, "size"), duration(offset, "offset", 0)
+    function = _Fixed(inputs, time, delay, idle, key, reduce, early, size=size_us, every=size_us, offset=offset_us)
+    return stream(function, inputs, {"windows": output, "late": late}, id, options)
 
 
 @takes(STREAM)
@@ -811,27 +811,8 @@ def hopping(
             f"every={every!r} is more than size={size!r}: messages between two windows would be in none.",
             "give every= at most the size.",
         )
-    return _fixed(inputs, output, size_us, every_us, time, reduce, late, key, delay, idle, early, offset, id, options)
-
-
-def _fixed(
-    inputs: Inputs,
-    output: str,
-    size: int,
-    every: int,
-    time: Any,
-    reduce: Mapping[str, Reducer],
-    late: Late,
-    key: Key,
-    delay: Any,
-    idle: Duration | None,
-    early: Early,
-    offset: Duration,
-    id: str | None,
-    options: Mapping[str, Any],
-) -> cues.Stream:
     offset_us = duration(offset, "offset", 0)
-    function = _Fixed(inputs, time, delay, idle, key, reduce, early, size=size, every=every, offset=offset_us)
+    function = _Fixed(inputs, time, delay, idle, key, reduce, early, size=size_us, every=every_us, offset=offset_us)
     return stream(function, inputs, {"windows": output, "late": late}, id, options)
 
 

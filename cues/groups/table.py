@@ -28,7 +28,7 @@ from cues.groups.claims import NOBODY, Claim
 from cues.groups.group_rows import GroupRow, MemberRow
 from cues.groups.places import Place, Start
 from cues.groups.sticky import Partition, Together, plan, siblings
-from cues.queues.base import unpack_record
+from cues.queues.base import partitions_of
 from cues.queues.committed import Isolation, log_at
 from cues.queues.log import Log, read_row
 from cues.queues.store import Store
@@ -494,12 +494,6 @@ class GroupTable:
 
 def _others(row: MemberRow, queue: str) -> str:
     return ", ".join(repr(other) for other in row.set_of(queue) if other != queue) or "no other queue"
-
-
-def partitions_of(txn: StoreTransaction, queue: str) -> int:
-    """Return the number of partitions of a queue; 0 for a missing queue."""
-    raw = txn.get(names.queue_key(queue))
-    return 0 if raw is None else int(unpack_record(queue, raw)["partitions"])
 
 
 def new_id() -> bytes:

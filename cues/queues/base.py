@@ -439,6 +439,12 @@ def unpack_record(queue: str, raw: bytes) -> dict[str, Any]:
     return record
 
 
+def partitions_of(txn: StoreTransaction, queue: str) -> int:
+    """Return the number of partitions of a queue; 0 for a missing queue."""
+    raw = txn.get(names.queue_key(queue))
+    return 0 if raw is None else int(unpack_record(queue, raw)["partitions"])
+
+
 def read_record(store: BaseStore, id: str, raw: bytes) -> dict[str, Any]:
     """Decode a queue's record. Raises :class:`StoreDamaged`."""
     try:

@@ -36,7 +36,7 @@ from cues.errors import QueueInUse, QueueNotFound, StoreError, StoreFull
 from cues.forwarding.marks import CONSUMER
 from cues.forwarding.other_stores import ProducerRow
 from cues.graphs.processor_rows import ProcessorInputs
-from cues.queues.base import unpack_record
+from cues.queues.base import partitions_of
 from cues.queues.log import Log, read_row
 from cues.queues.store import Store
 from cues.storage import door, timeline, transaction
@@ -122,7 +122,7 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
 def _remove(store: Store, queues: Sequence[str]) -> None:
     tails = _tails(store)
     with store.core.view() as txn:
-        partitions = [(queue, partition) for queue in queues for partition in range(_partitions(txn, queue))]
+        partitions = [(queue, partition) for queue in queues for partition in range(partitions_of(txn, queue))]
     databases = [names.log_database(queue, partition) for queue, partition in partitions]
     for name in databases:
         store.core.database(name)  # opened here, because it must not be opened first inside the transaction
@@ -155,7 +155,7 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
             nearest(queue, known, "give {!r}.", "give one of those."),
             queue=queue,
         )
-    partitions = range(_partitions(txn, queue))
+    partitions = range(partitions_of(txn, queue))
     for partition in partitions:
         row = read_row(txn, queue, partition)
         if row.first != row.next:
@@ -209,15 +209,10 @@ def _named_by(txn: StoreTransaction, log: Log) -> set[str]:
     return queues
 
 
-def _partitions(txn: StoreTransaction, queue: str) -> int:
-    raw = txn.get(names.queue_key(queue))
-    return 0 if raw is None else int(unpack_record(queue, raw)["partitions"])
-
-
 def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
     """The keys of all rows about a queue: record, rows of logs, named readers, claims."""
     keys = [names.queue_key(queue)]
-    for partition in range(_partitions(txn, queue)):
+    for partition in range(partitions_of(txn, queue)):
         log = names.log_id(queue, partition)
         keys += [names.row_key(queue, partition), names.timeline_key(log), names.age_key(log)]
         prefixes = [names.reader_key(queue, partition, ""), names.clocks_prefix(log), names.claim_key(log, "")]

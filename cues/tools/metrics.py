@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
@@ -35,7 +34,7 @@ from cues.base.histogram import Histogram
 from cues.base.names import ProcessorId, ProcessorKey
 from cues.engine.record import WorkersRecord
 from cues.engine.standing import ERRORS_MAX, processors, tailers
-from cues.errors import BatchDamaged, CuesError, StoreReadOnly
+from cues.errors import BatchDamaged, CuesError
 from cues.forwarding import marks, other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.graphs import processor_rows
@@ -64,6 +63,7 @@ from cues.tools.measurement import (
     ReaderMetrics,
     SupervisorMetrics,
 )
+from cues.txn.consumer_rows import holder
 from cues.txn.operate import list_consumers, list_transactions
 
 WINDOW_S: Final = 10.0
@@ -248,17 +248,9 @@ def of_readers(store: Store) -> list[ReaderMetrics]:
 def of_supervisors(store: Store) -> list[SupervisorMetrics]:
     """The supervisors of graphs with workers, also of graphs that have ended."""
     return [
-        SupervisorMetrics(record, _holder(store, ownership.supervisor_lock(record.graph)) == record.supervisor)
+        SupervisorMetrics(record, holder(store, ownership.supervisor_lock(record.graph)) == record.supervisor)
         for record in WorkersRecord.all(store.directory)
     ]
-
-
-def _holder(store: Store, lock: int) -> int | None:
-    """The process that holds a lock of the store, also this one; None if there is none."""
-    try:
-        return os.getpid() if store.core.locks.mine(lock) else store.core.locks.holder(lock)
-    except StoreReadOnly:
-        return None  # without locks no process can run a graph
 
 
 def _processes(store: Store, known: _Figures) -> Iterable[ProcessMetrics]:
@@ -322,7 +314,7 @@ def _processor(store: Store, id: ProcessorId, failures: Failures, known: _Figure
 
 def owner(store: Store, processor: ProcessorId, row: ProcessorRow | None = None) -> Owner | None:
     """The owner of a processor: the process that holds its lock, also this one; None if there is none."""
-    pid = _holder(store, locks.offset_of(processor))
+    pid = holder(store, locks.offset_of(processor))
     if pid is None:
         return None
     if row is None:

@@ -28,7 +28,7 @@ from cues.engine.replays import ReplayNote
 from cues.graphs import processor_rows
 from cues.graphs.plan import Plan, written
 from cues.graphs.processor import Node
-from cues.queues.base import unpack_record
+from cues.queues.base import partitions_of, unpack_record
 from cues.queues.committed import CommittedLog
 from cues.queues.log import Log, read_row
 from cues.queues.store import Store
@@ -187,9 +187,7 @@ class _Comparison:
         self._stores = (old, new)
         ends = progress.ends.get(queue, [])
         with new.core.view() as txn:
-            raw = txn.get(names.queue_key(queue))
-            count = unpack_record(queue, raw)["partitions"] if raw is not None else 0
-            new_ends = [read_row(txn, queue, partition).next for partition in range(count)]
+            new_ends = [read_row(txn, queue, partition).next for partition in range(partitions_of(txn, queue))]
         self._ends = (ends, new_ends)
         with new.core.view() as txn:
             records = {name: unpack_record(name, raw) for name, _, raw in named_rows(txn, names.queue_key(""))}

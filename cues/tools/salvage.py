@@ -50,7 +50,6 @@ from cues.tools import check
 SALVAGING: Final = ".salvaging"
 LOSSES_MAX: Final = 100_000
 """The largest number of losses that are listed; the summary counts all messages that are missing."""
-_BATCH_ROWS: Final = 500
 
 Progress = Callable[[str, int, int], None]
 """Called with the part that is read, the entries or pages that are done, and their total number."""
