@@ -70,7 +70,9 @@ SOURCE: Final = ANY | ready_made("source")
 STREAM: Final = READING | ready_made("stream")
 FREE: Final = STREAM | ready_made("free")
 SINK: Final = READING | ready_made("sink") | {"batch": bool}
-"""The options that ready-made processors take: all; those that read; sources; streams with state, and without; sinks.
+PUBLISHER: Final = {name: need for name, need in SINK.items() if name != "checkpoint"}
+"""The options that ready-made processors take: all; those that read; sources; streams with state, and without; sinks
+with a target, and without.
 
 A processor has them in its attribute ``takes``: the names, each with the value that the processor needs, or ``...``. A
 declaration refuses all others, because an option that a function does not know changes its results in silence.

@@ -13,7 +13,7 @@ import cues
 from cues import arguments
 from cues.errors import Away, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, aws, checks, kafka, takes
+from cues.processors import PUBLISHER, aws, checks, kafka, takes
 from cues.processors.kinesis_source import Kinesis
 from cues.processors.sqs import identities
 
@@ -28,7 +28,6 @@ _PAUSE_MAX_S: Final = 5.0
 _PATIENCE_S: Final = 30.0
 """Seconds for which Kinesis may take no record of a step before the sink says that it is away."""
 _ORDERS: Final = ("key", "none")
-_TAKES: Final = {name: value for name, value in SINK.items() if name != "checkpoint"}
 
 Message = dict[str, Any]
 
@@ -39,7 +38,7 @@ class _Entry(NamedTuple):
     size: int
 
 
-@takes(_TAKES)
+@takes(PUBLISHER)
 class KinesisSender(checks.Unshared):
     """A sink that puts records; see ``kinesis.py``. :meth:`sink` declares it.
 
@@ -106,7 +105,7 @@ class KinesisSender(checks.Unshared):
                 if aws.code_of(error) != "AccessDeniedException":  # a writer may have no other permission than to put
                     raise
 
-    @takes(_TAKES)
+    @takes(PUBLISHER)
     def put(self, messages: Any, process: cues.Process) -> None:
         """Put a message or a list of messages, and wait until Kinesis has them: the function of :meth:`sink`.
 

@@ -13,7 +13,7 @@ from cues import jsontext
 from cues.arguments import check_number
 from cues.errors import Away, CheckpointError, CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, checks, kafka, takes
+from cues.processors import PUBLISHER, checks, kafka, takes
 from cues.processors.mqtt_client import PACKET_IDS, broker_of, close, properties_of
 
 Message = dict[str, Any]
@@ -26,7 +26,7 @@ class _Packet(NamedTuple):
     properties: list[tuple[str, str]]
 
 
-@takes({name: value for name, value in SINK.items() if name != "checkpoint"})
+@takes(PUBLISHER)
 class Publisher(checks.Unshared):
     """A sink that publishes messages; see ``mqtt.py``. :meth:`sink` declares it.
 
@@ -84,7 +84,7 @@ class Publisher(checks.Unshared):
         """Return a sink that publishes the messages of ``inputs``; ``options`` are those of ``cues.Sink``."""
         return cues.Sink(self.publish, inputs, **{"batch": True, "id": "publish", **options})
 
-    @takes({name: value for name, value in SINK.items() if name != "checkpoint"})
+    @takes(PUBLISHER)
     def publish(self, messages: Any, process: cues.Process) -> None:
         """Publish a message or a list of messages, and wait for the acknowledgements: the function of :meth:`sink`.
 

@@ -13,7 +13,7 @@ from cues import jsontext
 from cues.arguments import check_number
 from cues.errors import Away, CheckpointError, CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, checks, kafka, takes
+from cues.processors import PUBLISHER, checks, kafka, takes
 from cues.processors.rabbitmq_client import IN_FLIGHT_MAX, Events, Link, Refused, broker_of, library, short_of
 from cues.processors.rabbitmq_source import PROPERTIES
 from cues.processors.sqs import identities
@@ -31,7 +31,7 @@ class _Publication(NamedTuple):
     properties: Any
 
 
-@takes({name: value for name, value in SINK.items() if name != "checkpoint"})
+@takes(PUBLISHER)
 class RabbitPublisher(checks.Unshared):
     """A sink that publishes messages; see ``rabbitmq.py``. :meth:`sink` declares it.
 
@@ -95,7 +95,7 @@ class RabbitPublisher(checks.Unshared):
         """Return a sink that publishes the messages of ``inputs``; ``options`` are those of ``cues.Sink``."""
         return cues.Sink(self.publish, inputs, **{"batch": True, "id": "publish", **options})
 
-    @takes({name: value for name, value in SINK.items() if name != "checkpoint"})
+    @takes(PUBLISHER)
     def publish(self, messages: Any, process: cues.Process) -> None:
         """Publish a message or a list of messages, and wait for the confirmations: the function of :meth:`sink`.
 

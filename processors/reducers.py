@@ -145,6 +145,10 @@ class _OfField(Reducer):
         self._name = field if isinstance(field, str) else None
 
     @override
+    def start(self) -> Any:
+        return None
+
+    @override
     def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
         if self._name is None:
             return super().add_rows(states, columns, rows, codes)
@@ -159,19 +163,30 @@ class _OfField(Reducer):
     def _put_some(self, state: Any, value: Any) -> Any:
         return state if value is None else self.put(state, value)
 
-    def _numbers(self, columns: Any, rows: Any, codes: Any, count: int) -> tuple[Any, Any, list[int]]:
-        """Return the numbers of the field, their groups, and how many each group has."""
-        if self._name is None:
-            raise vectors.RowByRow
-        values, codes = vectors.chosen(*vectors.numbers(columns, self._name), rows, codes, len(columns))
-        return values, codes, vectors.counts(codes, count)
-
     @override
     def add(self, state: Any, message: Any) -> Any:
         value = self._value(message)
         return state if value is None else self.put(state, value)
 
     def put(self, state: Any, value: Any) -> Any:
+        raise NotImplementedError
+
+
+class _OfNumbers(_OfField):
+    """One that adds the numbers of a column at once; it puts decimals, large integers, texts and times one by one."""
+
+    @override
+    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
+        try:
+            if self._name is None:
+                raise vectors.RowByRow
+            values, groups = vectors.chosen(*vectors.numbers(columns, self._name), rows, codes, len(columns))
+            return self._add_numbers(states, values, groups, vectors.counts(groups, len(states)))
+        except vectors.RowByRow:
+            return super().add_rows(states, columns, rows, codes)
+
+    def _add_numbers(self, states: list[Any], values: Any, groups: Any, counts: list[int]) -> list[Any]:
+        """Return the states after numbers. ``groups``: the group of each; ``counts``: how many each group has."""
         raise NotImplementedError
 
 
@@ -243,20 +258,12 @@ def count(field: Field | None = None) -> Reducer:
     return _Count() if field is None else _CountField(field)
 
 
-class _Sum(_OfField):
+class _Sum(_OfNumbers):
     @override
-    def start(self) -> Any:
-        return None
-
-    @override
-    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
-        try:
-            values, groups, counts = self._numbers(columns, rows, codes, len(states))
-            zero = -0.0 if values.dtype.kind == "f" else 0  # -0.0 + value is this value, also if it is -0.0
-            starts = [zero if state is None or not count else state for state, count in zip(states, counts)]
-            sums = vectors.add_to(starts, values, groups)
-        except vectors.RowByRow:  # decimals, and large integers
-            return super().add_rows(states, columns, rows, codes)
+    def _add_numbers(self, states: list[Any], values: Any, groups: Any, counts: list[int]) -> list[Any]:
+        zero = -0.0 if values.dtype.kind == "f" else 0  # -0.0 + value is this value, also if it is -0.0
+        starts = [zero if state is None or not count else state for state, count in zip(states, counts)]
+        sums = vectors.add_to(starts, values, groups)
         return [total if count else state for state, total, count in zip(states, sums, counts)]
 
     @override
@@ -277,18 +284,14 @@ def sum(field: Field) -> Reducer:
     return _Sum(field)
 
 
-class _Mean(_OfField):
+class _Mean(_OfNumbers):
     @override
     def start(self) -> Any:
         return [0, 0]
 
     @override
-    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
-        try:
-            values, groups, counts = self._numbers(columns, rows, codes, len(states))
-            sums = vectors.add_to([state[1] if count else 0 for state, count in zip(states, counts)], values, groups)
-        except vectors.RowByRow:
-            return super().add_rows(states, columns, rows, codes)
+    def _add_numbers(self, states: list[Any], values: Any, groups: Any, counts: list[int]) -> list[Any]:
+        sums = vectors.add_to([state[1] if count else 0 for state, count in zip(states, counts)], values, groups)
         return [[state[0] + count, total] if count else state for state, total, count in zip(states, sums, counts)]
 
     @override
@@ -309,22 +312,14 @@ def mean(field: Field) -> Reducer:
     return _Mean(field)
 
 
-class _Extreme(_OfField):
+class _Extreme(_OfNumbers):
     def __init__(self, field: Field, choose: Any) -> None:
         super().__init__(field)
         self._choose = choose
 
     @override
-    def start(self) -> Any:
-        return None
-
-    @override
-    def add_rows(self, states: list[Any], columns: Any, rows: Any, codes: Any) -> list[Any]:
-        try:
-            values, groups, counts = self._numbers(columns, rows, codes, len(states))
-            found = vectors.least(values, groups, len(states), self._choose is builtins.max)
-        except vectors.RowByRow:  # texts, times
-            return super().add_rows(states, columns, rows, codes)
+    def _add_numbers(self, states: list[Any], values: Any, groups: Any, counts: list[int]) -> list[Any]:
+        found = vectors.least(values, groups, len(states), self._choose is builtins.max)
         return [
             state if not count else value if state is None else self._choose(state, value)
             for state, value, count in zip(states, found, counts)
@@ -401,10 +396,6 @@ class _Arrived(_OfField):
     def __init__(self, field: Field, is_last: bool) -> None:
         super().__init__(field)
         self._is_last = is_last
-
-    @override
-    def start(self) -> Any:
-        return None
 
     @override
     def put(self, state: Any, value: Any) -> Any:

@@ -49,7 +49,7 @@ from cues import jsontext
 from cues.arguments import check_number, text_of
 from cues.errors import Away, CuesError, InvalidArgument
 from cues.overrides import override
-from cues.processors import SINK, SOURCE, aws, checks, foreign, kafka, takes, waits
+from cues.processors import PUBLISHER, SOURCE, aws, checks, foreign, kafka, takes, waits
 from cues.processors.acknowledged import CLOSE_S, VERSION, Acknowledging, Position
 
 AT_ONCE: Final = 10
@@ -322,10 +322,8 @@ class Reading:
 
 # --- the sink -------------------------------------------------------------------------------------
 
-_TAKES: Final = {name: value for name, value in SINK.items() if name != "checkpoint"}
 
-
-@takes(_TAKES)
+@takes(PUBLISHER)
 class Sender:
     """A sink that sends messages to a queue; see the module. :meth:`sink` declares it.
 
@@ -368,7 +366,7 @@ class Sender:
         """Return a sink that sends the messages of ``inputs``; ``options`` are those of ``cues.Sink``."""
         return cues.Sink(self.send, inputs, **{"batch": True, "id": "send", **options})
 
-    @takes(_TAKES)
+    @takes(PUBLISHER)
     def send(self, messages: Any, process: cues.Process) -> None:
         """Send a message or a list of messages, and wait until SQS has them: the function of :meth:`sink`.
 

@@ -83,9 +83,7 @@ class _Windows(EventTime):
         if not isinstance(inputs, (str, cues.AnyOf)):
             raise GraphError(f"The inputs of a window are {inputs!r}.", "give a queue, or cues.AnyOf('a', 'b').")
         super().__init__([inputs] if isinstance(inputs, str) else list(inputs.bindings), time, delay, idle, key, early)
-        self._mark_names = ("final",) * self.marked
-        if self.marked:
-            self._mark_names = (*["number"] * numbers, "final", *["withdrawn"] * merges)
+        self._mark_names = (*["number"] * numbers, "final", *["withdrawn"] * merges) if self.marked else ()
         """The fields by which a result replaces another; none without ``early``."""
         self._reduction = Reduction(reduce, [*self._key.names, "start", "end", *self._mark_names, "errors"], merges)
         self.hides_state = self._reduction.hides_state

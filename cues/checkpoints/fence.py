@@ -46,6 +46,18 @@ class RestoredFence(NamedTuple):
         return RestoredFence(fence, os.getpid())
 
 
+class OwnsFence:
+    """The base of a checkpoint: the fence that this object raised."""
+
+    _held: RestoredFence | None = None
+    """The fence that this object restored, and the process that did."""
+
+    @property
+    def fence(self) -> int:
+        """The fence that this object raised; 0 before :meth:`restore`."""
+        return self._held.fence if self._held else 0
+
+
 def own_fence(held: RestoredFence | None, what: str, hint: str) -> int:
     """Return the fence to commit under; ``what`` names the checkpoint.
 

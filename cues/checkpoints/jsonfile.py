@@ -31,7 +31,7 @@ from cues import faults
 from cues.arguments import check_number, path_of, version_hint
 from cues.base.closing import Closing
 from cues.checkpoints import packing
-from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
+from cues.checkpoints.fence import OpenCommit, OwnsFence, RestoredFence, own_fence, restored_since
 from cues.checkpoints.leasefile import LeaseFile
 from cues.checkpoints.sqlite_wal import make_directory
 from cues.errors import CheckpointError
@@ -49,7 +49,7 @@ Work = Callable[[dict[str, Any]], Any]
 """Changes the state in place. Its result is ignored."""
 
 
-class JSONFileCheckpoint(Closing):
+class JSONFileCheckpoint(OwnsFence, Closing):
     """A checkpoint and a state (a dict that JSON can hold) in the file at ``path``.
 
     ``state`` is the state after the last commit or restore. Change it only in the ``work`` of a commit. A missing
@@ -61,8 +61,6 @@ class JSONFileCheckpoint(Closing):
         check_number("timeout_s", timeout_s, 0)
         self.timeout_s = timeout_s
         self.state: dict[str, Any] = {}
-        self._held: RestoredFence | None = None
-        """The fence that this object restored, and the process that did."""
         self._lease = LeaseFile(self.path.with_name(self.path.name + ".lease"))
 
     @property
@@ -74,11 +72,6 @@ class JSONFileCheckpoint(Closing):
     def place(self) -> str:
         """The place of the checkpoint: equal for all objects on the same file."""
         return str(self.path.resolve())
-
-    @property
-    def fence(self) -> int:
-        """The fence that this object raised; 0 before :meth:`restore`."""
-        return self._held.fence if self._held else 0
 
     def restore(self, fence: int | None = None, lease: str = "") -> Checkpoint | None:
         """Raise the fence, read ``state`` and return the checkpoint; None when there is none yet.
@@ -113,11 +106,16 @@ class JSONFileCheckpoint(Closing):
 
     def set_lease(self, text: str) -> None:
         """Write the lease. Raises :class:`cues.Fenced` after another object restored."""
-        fence, _ = self.lease()
-        own = own_fence(self._held, str(self.path), "call restore() here, which refuses the parent from then on.")
-        if fence != own:
-            raise restored_since(str(self.path), str(self.path), own, fence)
+        self._check_fence()
         self._lease.write(text)
+
+    def _own_fence(self) -> int:
+        return own_fence(self._held, str(self.path), "call restore() here, which refuses the parent from then on.")
+
+    def _check_fence(self) -> None:
+        fence, _ = self.lease()
+        if fence != (own := self._own_fence()):
+            raise restored_since(str(self.path), str(self.path), own, fence)
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
         """Write ``checkpoint`` and the state with the changes of ``work(state)``: both, or nothing.
@@ -125,7 +123,7 @@ class JSONFileCheckpoint(Closing):
         Raises :class:`cues.Fenced` after another object restored, the exceptions of ``work``, and TypeError for
         values that JSON cannot hold. Then nothing was written.
         """
-        fence = own_fence(self._held, str(self.path), "call restore() here, which refuses the parent from then on.")
+        fence = self._own_fence()
         state = copy.deepcopy(self.state)
         if work is not None:
             work(state)
@@ -149,10 +147,7 @@ class JSONFileCheckpoint(Closing):
         Its ``argument`` is a copy of the state, which ``commit(checkpoint, work)`` writes. Raises
         :class:`cues.Fenced` after another object restored.
         """
-        fence, _ = self.lease()
-        own = own_fence(self._held, str(self.path), "call restore() here, which refuses the parent from then on.")
-        if fence != own:
-            raise restored_since(str(self.path), str(self.path), own, fence)
+        self._check_fence()
         changed = copy.deepcopy(self.state)
 
         def commit(checkpoint: Checkpoint, work: Work | None) -> None:

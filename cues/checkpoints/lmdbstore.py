@@ -28,7 +28,7 @@ from cues import faults
 from cues.base import names
 from cues.base.names import ProcessorKey
 from cues.checkpoints import packing
-from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
+from cues.checkpoints.fence import OpenCommit, OwnsFence, RestoredFence, own_fence, restored_since
 from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CuesError, QueueNotFound
 from cues.overrides import override
@@ -78,7 +78,7 @@ class Writes:
 Work = Callable[[Writes], Any]
 
 
-class LMDBCheckpoint:
+class LMDBCheckpoint(OwnsFence):
     """A checkpoint under ``name`` in an open store. The caller closes the store."""
 
     def __init__(self, store: Store, name: str) -> None:
@@ -89,19 +89,12 @@ class LMDBCheckpoint:
         self._database = names.state_database(_table_key(name))
         self._guard = threading.Lock()
         """Held while the table is used: a consumer commits in a thread of its own."""
-        self._held: RestoredFence | None = None
-        """The fence that this object restored, and the process that did."""
         self._lease = LeaseFile(Path(store.directory, f"lease-checkpoint-{name}"))
 
     @property
     def place(self) -> str:
         """The place of the checkpoint: equal for all objects under this name in this store."""
         return f"{self.store.id.hex()}#{self.name}"
-
-    @property
-    def fence(self) -> int:
-        """The fence that this object raised; 0 before :meth:`restore`."""
-        return self._held.fence if self._held else 0
 
     def sync_before(self, other: BaseStore) -> None:
         """Make the last commit durable, before its position is written to ``other``."""
@@ -158,11 +151,16 @@ class LMDBCheckpoint:
 
     def set_lease(self, text: str) -> None:
         """Write the lease. Raises :class:`cues.Fenced` after another object restored."""
-        fence, _ = self.lease()
-        own = own_fence(self._held, repr(self.name), "open a store and a checkpoint in the child.")
-        if fence != own:
-            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", own, fence)
+        self._check_fence()
         self._lease.write(text)
+
+    def _own_fence(self) -> int:
+        return own_fence(self._held, repr(self.name), "open a store and a checkpoint in the child.")
+
+    def _check_fence(self) -> None:
+        fence, _ = self.lease()
+        if fence != (own := self._own_fence()):
+            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", own, fence)
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
         """Write ``checkpoint`` and the writes of ``work(writes)`` (see :class:`Writes`), in one transaction.
@@ -178,15 +176,12 @@ class LMDBCheckpoint:
         Its ``argument`` is a :class:`Writes`; no transaction of the store is open before ``commit(checkpoint, work)``.
         Raises :class:`cues.Fenced` after another object restored.
         """
-        fence, _ = self.lease()
-        own = own_fence(self._held, repr(self.name), "open a store and a checkpoint in the child.")
-        if fence != own:
-            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", own, fence)
+        self._check_fence()
         writes = Writes(self.store, self._table)
         return OpenCommit(writes, functools.partial(self._commit, writes), self._table.forget)
 
     def _commit(self, writes: Writes, checkpoint: Checkpoint, work: Work | None) -> None:
-        fence = own_fence(self._held, repr(self.name), "open a store and a checkpoint in the child.")
+        fence = self._own_fence()
         with self._guard:
             try:
                 # 1. Work.

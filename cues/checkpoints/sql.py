@@ -43,7 +43,7 @@ from cues.arguments import check_number, path_of, text_of, texts_of
 from cues.base.closing import Closing
 from cues.checkpoints import packing
 from cues.checkpoints.deliveries import TABLE, Row, Transaction, held, transaction_ended, write_once
-from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
+from cues.checkpoints.fence import OwnsFence, RestoredFence, own_fence, restored_since
 from cues.checkpoints.sqlite_wal import enter_wal, make_directory
 from cues.errors import CheckpointError, InvalidArgument, Unsupported
 from cues.overrides import override
@@ -131,7 +131,7 @@ _positions = sa.Table(
 )
 
 
-class SQLCheckpoint(Closing):
+class SQLCheckpoint(OwnsFence, Closing):
     """Checkpoints of consumers and positions of sinks in one database, through SQLAlchemy 2.
 
     ``target`` is a SQLAlchemy URL, a path of a SQLite file, or an ``Engine`` of yours (whose settings stay
@@ -164,8 +164,6 @@ class SQLCheckpoint(Closing):
         self._lock = threading.Lock()
         self._engine: sa.Engine | None = None
         self._pid = 0
-        self._held: RestoredFence | None = None
-        """The fence that this object restored, and the process that did."""
 
     @property
     def place(self) -> str:
@@ -174,11 +172,6 @@ class SQLCheckpoint(Closing):
         if url.get_backend_name() == "sqlite" and url.database:
             url = url.set(database=os.path.realpath(url.database))
         return f"{_shown(url)}#{self.name}"
-
-    @property
-    def fence(self) -> int:
-        """The fence that this object raised; 0 before :meth:`restore`."""
-        return self._held.fence if self._held else 0
 
     def restore(self, fence: int | None = None, lease: str = "") -> Checkpoint | None:
         """Raise the fence and return the last checkpoint, None when there is none yet.

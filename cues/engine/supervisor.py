@@ -86,9 +86,9 @@ class WorkerSlot:
     strikes: dict[str, int] = field(default_factory=dict)
     """By unit: deaths in a row in the same step."""
     places: dict[str, _Place] = field(default_factory=dict)
+    """The places of the units at the last death."""
     called: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By unit: input and index of the call in which the last process died."""
-    """The places of the units at the last death."""
     careful: dict[str, dict[int, list[tuple[int, int]]]] = field(default_factory=dict)
     """By unit and input: steps in which a worker died, the innermost last: their end, and the most to take."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)

@@ -45,8 +45,8 @@ class Ports:
         """The tailers that have a position in the row of the processor."""
         self.outputs = {port.binding: queue_of(port.queue) for port in node.outputs}
         self.targets = [(binding, queue, False) for binding, queue in self.outputs.items()]
-        self.targets += [(binding, appender.queue, True) for binding, appender in imperative.appenders.items()]
         """The queues that a step appends to, in this order, and whether through an appender of the function."""
+        self.targets += [(binding, appender.queue, True) for binding, appender in imperative.appenders.items()]
         self.errors: Queue | None = None
         """The log for error messages. They have no key, so all those of a unit are on one partition."""
         if node.errors:

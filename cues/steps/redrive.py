@@ -67,11 +67,11 @@ def refusal(home: BaseStore, record: ErrorRecord, nodes: Mapping[str, Node] | No
         topology = read_topology(txn, unit)
     if topology is None:
         return f"the store {home.path} has no processor {unit}"
-    if record.of_timer and nodes is not None:
+    if record.of_timer:
+        if nodes is None:
+            return ""
         node = nodes.get(unit.partition("/")[0])
         return f"{unit} has no timer= any more" if node is None or node.options.timer is None else unable(node)
-    if record.of_timer:
-        return ""
     if record.config.get("tailers"):
         return f"{unit} reads other queues by itself (tailers=), and its position there is not that of the failure"
     read = {queue.partition("/")[0] for queue in topology.queues}
