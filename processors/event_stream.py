@@ -104,7 +104,7 @@ class EventStream:
         checks.position_of(position, "cues.processors.event_stream", 2, hint)
         last, retry_s = position[1] if position else "", self.retry_s
         while process is None or not process.stopping:
-            connection = _Connection(self, last)
+            connection = Connection(self, last)
             try:
                 for event in connection.events(process):
                     if event.retry is not None:
@@ -112,13 +112,14 @@ class EventStream:
                     last = event.id
                     if event.data or event.event != "message":
                         wanted = self.events is None or event.event in self.events
-                        yield [_VERSION, last], self._message(event) if wanted else None
+                        yield [_VERSION, last], self.message_of(event) if wanted else None
             finally:
                 connection.close()
             if connection.is_over or not waits.wait(process, retry_s):
                 return
 
-    def _message(self, event: Any) -> Any:
+    def message_of(self, event: Any) -> Any:
+        """Return the message of an event, or the error for which it has none."""
         try:
             value = _DECODERS[self.data](event.data)
             return foreign.shaped(self, "sse", {"event": event.event, "id": event.id}, "data", value)
@@ -168,7 +169,7 @@ class _Bounded:
                 raise http.failed(http.RequestFailed, text, "raise event_bytes_max=.", None)
 
 
-class _Connection:
+class Connection:
     """One connection, read by a thread of its own, so that a drain does not wait for the next event."""
 
     def __init__(self, source: EventStream, last: str) -> None:

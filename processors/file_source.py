@@ -216,7 +216,10 @@ class Files(checks.Owned):
             raise InvalidArgument(
                 f"{self.pattern} cannot be followed: an object does not grow.", "use watch=True, for new objects."
             )
-        check_number("settle_s", settle_s, 0)
+        for name, seconds in {"settle_s": settle_s, "poll_s": poll_s, "grace_s": grace_s}.items():
+            check_number(name, seconds, 0)
+        if idle_exit_s is not None:
+            check_number("idle_exit_s", idle_exit_s, 0)
         self.settle_s = settle_s
         self.consumed = consumed.Consumed(text_of("after", after), self.pattern)
         for option, is_on in ((f"after={after!r}", self.consumed.is_on), (f"settle_s={settle_s:g}", settle_s > 0)):

@@ -274,10 +274,12 @@ class Poll:
             found = _at(answer, str(self.next), None)
         if not found:
             return None
+        httpx = http.package("httpx")
         try:
             following = urljoin(answer.url, str(found))
+            httpx.URL(following)
             is_elsewhere = _origin(following) != _origin(self.url)
-        except ValueError as error:
+        except (ValueError, httpx.InvalidURL) as error:
             raise http.failed(
                 http.RequestFailed, f"{http.shown_url(answer.url)} names a next page that is not a URL: {error}.",
                 "give next= a function that returns the URL.", answer, body="",

@@ -237,10 +237,12 @@ class _Serving(SourceServer):
         try:
             body = await self.body(request, self._receiver.body_bytes_max, self._receiver.body_s)
             headers = dict(request.headers)
-            asked = await asyncio.to_thread(self._read, sender, body, headers, self._loop.create_future())
+            # In a thread of its own, because large ones take a while.
+            read = asyncio.to_thread(read_request, body, headers, self._receiver.body_bytes_max, self._check)
+            asked = _Request(sender, *await read, self._loop.create_future())
         except guards.Refused as error:
             return refused(error.status, str(error))
-        except _OtherVersion as error:
+        except OtherVersion as error:
             text = f"the request has version {error.args[0]!r:.20} of the link, and this receiver version {_VERSION}"
             return guards.said(_OTHER_VERSION, {}, {"error": text, "version": _VERSION})
         except NotInstalled as error:
@@ -267,30 +269,33 @@ class _Serving(SourceServer):
         status = 200 if reply.fits else 409
         return Response(codec.pack({"row": reply.row, "processors": reply.processors}), status, media_type=_MEDIA_TYPE)
 
-    def _read(
-        self, sender: str, body: bytes, headers: Mapping[str, str], answer: asyncio.Future[_Reply | None]
-    ) -> _Request:
-        """Return the request of a body. In a thread of its own, because large ones take a while."""
-        given = codec.unpack(guards.decoded(body, headers, self._receiver.body_bytes_max))
-        if given["version"] != _VERSION:
-            raise _OtherVersion(given["version"])
-        after, messages = given["after"], None
-        if after is not None:
-            messages = self._messages(given["messages"], given["table"])
-            Row.of(*after)
-        return _Request(sender, _processor(given["processor"]), given["before"], after, messages, answer)
 
-    def _messages(self, messages: list[Message], table: bytes | None) -> Any:
-        given: Any = messages
-        if table is not None:
-            given = _table_of(table)
-            foreign.check_keys(given.column_names, _RESERVED)
-        for message in messages:
-            foreign.check(message, _RESERVED)
-        return self._check(given) if len(given) and self._check is not None else given or None
+def read_request(body: bytes, headers: Mapping[str, str], bytes_max: int, check: Any) -> tuple[str, Any, Any, Any]:
+    """Return the processor, the row before, the row after and the messages of a request.
+
+    Raises errors of many kinds, because the bytes are a stranger's; :class:`OtherVersion` is one of them.
+    """
+    given = codec.unpack(guards.decoded(body, headers, bytes_max))
+    if given["version"] != _VERSION:
+        raise OtherVersion(given["version"])
+    after, messages = given["after"], None
+    if after is not None:
+        messages = _messages_of(given["messages"], given["table"], check)
+        Row.of(*after)
+    return _processor(given["processor"]), given["before"], after, messages
 
 
-class _OtherVersion(Exception):
+def _messages_of(messages: list[Message], table: bytes | None, check: Any) -> Any:
+    given: Any = messages
+    if table is not None:
+        given = table_of(table)
+        foreign.check_keys(given.column_names, _RESERVED)
+    for message in messages:
+        foreign.check(message, _RESERVED)
+    return check(given) if len(given) and check is not None else given or None
+
+
+class OtherVersion(Exception):
     """A request of another version of the link."""
 
 
@@ -496,7 +501,7 @@ class Connection:
             return
         after = list(self.row.columns().values())
         given = self._given[0] if self._given else []
-        messages, table = (list(map(_bare, given)), None) if isinstance(given, list) else ([], _bytes_of(given))
+        messages, table = (list(map(_bare, given)), None) if isinstance(given, list) else ([], bytes_of(given))
         if after != self._before or len(given):
             self._sender.ask(self._processor, before=self._before, after=after, messages=messages, table=table)
 
@@ -593,7 +598,7 @@ def _is_name(name: str) -> bool:
     return re.fullmatch(r"[\w.-]{1,200}", name, re.A) is not None
 
 
-def _bytes_of(table: Any) -> bytes:
+def bytes_of(table: Any) -> bytes:
     """Return a table as an Arrow IPC stream."""
     pa = arrow()
     import pyarrow.ipc  # noqa: F401  # is not loaded with pyarrow
@@ -605,8 +610,8 @@ def _bytes_of(table: Any) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _table_of(packed: bytes) -> Any:
-    """Return the table of :func:`_bytes_of`. Raises ValueError for other bytes."""
+def table_of(packed: bytes) -> Any:
+    """Return the table of :func:`bytes_of`. Raises ValueError for other bytes."""
     pa = arrow()
     import pyarrow.ipc  # noqa: F401  # is not loaded with pyarrow
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import cues
-from cues.arguments import check_number
+from cues.arguments import check_number, text_of
 from cues.overrides import override
 from cues.processors import checks, http, waits
 from cues.processors import serving as guards
@@ -44,6 +44,7 @@ class ServedSource(checks.Owned):
     """The :class:`SourceServer` of the last start in this process."""
 
     def _check_server(self) -> None:
+        text_of("host", self.host)
         check_number("port", self.port, 0, 65_535, whole=True)
         check_number("body_s", self.body_s, 0.001)
         check_number("answer_s", self.answer_s, 0.001)

@@ -87,6 +87,10 @@ class Hook(NamedTuple):
         return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=10_000))
 
 
+def _are_signatures(given: Sequence[Any]) -> bool:
+    return len(given) > 0 and all(isinstance(each, http.Signature) for each in given)
+
+
 class _Event(NamedTuple):
     number: int
     identity: bytes
@@ -162,6 +166,15 @@ class Webhook(ServedSource):
         named = self.methods and all(isinstance(method, str) for method in self.methods)
         if not isinstance(path, str) or not path.startswith("/") or not named:
             raise InvalidArgument(f"path={path!r}, methods={methods!r}.", "give a path such as '/hooks', and methods.")
+        if not (id is None or callable(id) or (isinstance(id, str) and id)):
+            raise InvalidArgument(f"id={id!r:.60}.", "give the name of a header, or a function of the Hook.")
+        for name, function in {"message": message, "reply": reply or _object}.items():
+            if not callable(function):
+                raise InvalidArgument(f"{name}={function!r:.60}.", "give a function of the Hook.")
+        signatures = verify if isinstance(verify, (list, tuple)) else [verify]
+        if verify is not None and not callable(verify) and not _are_signatures(signatures):
+            hint = "give an http.Signature, a list of them, or a function of the Hook."
+            raise InvalidArgument(f"verify= is {type(verify).__name__}.", hint)  # its value may be a secret
         check_number("remember", remember, 0, REMEMBER_MAX, whole=True)
         check_number("pending_max", pending_max, 1, whole=True)
         check_number("body_bytes_max", body_bytes_max, 1, whole=True)

@@ -23,8 +23,8 @@ import functools
 import gzip
 import importlib
 import io
+import itertools
 import json
-import queue
 import random
 import resource
 import signal
@@ -359,7 +359,7 @@ def link_requests() -> list[bytes]:
     row = [1, "home", 3, "9f" * 16, 4]
     asked = {"version": 1, "processor": "g.send", "before": None, "after": None}
     tables = [
-        link._bytes_of(table) for table in (pa.table({"n": [1, None], "t": ["a", "bé"]}), pa.table({"q/type": ["a"]}))
+        link.bytes_of(table) for table in (pa.table({"n": [1, None], "t": ["a", "bé"]}), pa.table({"q/type": ["a"]}))
     ]
     given = [
         {"messages": [{"n": 1, "q/type": "a"}], "table": None},
@@ -368,62 +368,66 @@ def link_requests() -> list[bytes]:
     return [codec.pack(asked), *(codec.pack({**asked, "after": row, "before": row, **each}) for each in given)]
 
 
-class _Receiving:
-    """The part of a receiver that reads requests, without its server."""
-
-    _receiver = types.SimpleNamespace(body_bytes_max=1 << 20)
-    _check = None
-    _read, _messages = link._Serving._read, link._Serving._messages
-
-
 def _link_request(raw: bytes) -> None:
     headers = {"content-encoding": ENCODINGS[(raw or b"\0")[0] % len(ENCODINGS)]}
-    asked = _Receiving()._read("box", raw[1:], headers, None)  # type: ignore[arg-type]
-    if asked.messages is not None and not isinstance(asked.messages, list):
-        columns.rows(asked.messages)
+    *_, messages = link.read_request(raw[1:], headers, 1 << 20, None)
+    if messages is not None and not isinstance(messages, list):
+        columns.rows(messages)
     columns.arrow().default_memory_pool().release_unused()
 
 
-class _Events(event_stream._Connection):
-    """A connection that is read here, not by a thread of its own."""
+def _transport(headers: dict[str, str], body: bytes) -> Any:
+    """A server that answers its first request so, and others with an empty list."""
+    import httpx
 
-    def __init__(self, raw: bytes) -> None:
-        import httpx
+    answers = iter([functools.partial(httpx.Response, 200, headers=headers, stream=httpx.ByteStream(body))])
+    return httpx.MockTransport(lambda request: next(answers, functools.partial(httpx.Response, 200, content=b"[]"))())
 
-        said = {"content-encoding": ENCODINGS[(raw or b"\0")[0] % 3], "content-type": "text/event-stream; charset=idna"}
-        answered = functools.partial(httpx.Response, 200, headers=said, stream=httpx.ByteStream(raw[1:]))
-        transport = httpx.MockTransport(lambda request: answered())
-        made = functools.partial(httpx.Client, transport=transport, trust_env=False)
-        self._source = event_stream.EventStream("http://h", data="json", shape="value", client=made)
-        self._last, self._closed, self._response, self.is_over = "", threading.Event(), None, False
-        self._events = queue.Queue()
 
-    def read(self) -> None:
-        self._read()
-        while (found := self._events.get()) is not None:
-            if isinstance(found, BaseException):
-                raise found
-            self._source._message(found)
+def _event_stream(raw: bytes) -> None:
+    import httpx
+
+    said = {"content-encoding": ENCODINGS[(raw or b"\0")[0] % 3], "content-type": "text/event-stream; charset=idna"}
+    made = functools.partial(httpx.Client, transport=_transport(said, raw[1:]), trust_env=False)
+    source = event_stream.EventStream("http://h", data="json", shape="value", client=made)
+    connection = event_stream.Connection(source, "")
+    try:
+        for event in connection.events(None):
+            source.message_of(event)
+    finally:
+        connection.close()
+
+
+POLLS: list[dict[str, Any]] = [
+    {"items": None, "next": "link"},
+    {"items": "items", "next": "next"},
+    {"items": "items", "next": "of.next"},
+    {"items": "items", "cursor": "next", "params": lambda cursor: {}},
+    {"items": "items", "id": "n"},
+]
 
 
 def _http_answer(raw: bytes) -> None:
-    """An answer to each kind of request of a poll. The first line has ``Link``, a charset and ``Retry-After``."""
-    head, _, body = raw.partition(b"\n")
-    linked, charset, again, *_ = [*head.decode("latin-1").split("\t"), "", "", ""]
-    headers = {"link": linked, "content-type": f"text/plain; charset={charset}", "retry-after": again}
-    answer = http.Answer(200, "http://h/items?page=1", headers, body)
+    """An answer to a kind of poll, by the first byte. The first line has ``Link``, a charset and ``Retry-After``."""
+    import httpx
+
+    head, _, body = raw[1:].partition(b"\n")
+    linked, charset, again, *_ = [*head.split(b"\t"), b"", b"", b""]
+    named = {
+        b"link": linked,
+        b"content-type": b"text/plain; charset=" + charset,
+        b"retry-after": again,
+        b"etag": linked,
+    }
+    headers = {name.decode(): value.decode("latin-1") for name, value in named.items()}
     http.retry_after_s(headers)
-    http.refused("GET", answer, (), 5)
-    pages = (None, "link"), ("items", "next"), ("items", "of.next")
-    polls = [http_source.Poll("http://h/items", items, next=following) for items, following in pages]
-    polls.append(http_source.Poll("http://h/items", "items", cursor="next", params=lambda cursor: {}))
-    for poll in polls:
-        with contextlib.suppress(CuesError):
-            for item in poll._items_of(answer):
-                poll._message(item)
-                poll._id_of(item)
-        with contextlib.suppress(CuesError):
-            poll._next_of(answer, None)
+    http.refused("GET", http.Answer(503, "http://h/items", headers, body), (), 5)
+    transport = _transport(named, body)  # type: ignore[arg-type]
+    client = functools.partial(httpx.AsyncClient, transport=transport, trust_env=False)
+    kind = POLLS[(raw or b"\0")[0] % len(POLLS)]
+    poll = http_source.Poll("http://h/items", client=client, interval_s=None, **kind)
+    for _ in itertools.islice(poll(None), 100):
+        pass
 
 
 def _pages(raw: bytes) -> Any:
@@ -632,25 +636,27 @@ DECODERS: dict[str, Decoder] = {
         lambda: _packed(link_requests()),
         _link_request,
         # The receiver answers 400 to all of these. Not to a crash, a hang or memory without a bound.
-        (*FOREIGN, serving.Refused, link._OtherVersion, NotImplementedError, OSError, MemoryError, OverflowError),
+        (*FOREIGN, serving.Refused, link.OtherVersion, NotImplementedError, OSError, MemoryError, OverflowError),
     ),
     "event stream": Decoder(
         (event_stream,),
         lambda: _packed(
             [b'id: 1\nevent: a\ndata: {"n": 1}\n\nretry: 5\n:\ndata: 1\n\ndata: {"q/uuid": 1}\n\n', b"data\n\n\n\n"]
         ),
-        lambda raw: _Events(raw).read(),
+        _event_stream,
     ),
     "HTTP answer": Decoder(
         (http_source, http),
         lambda: [
-            b'<http://h/items?page=2>; rel="next", <http://h/>; rel="first"\tutf-8\t5\n[{"n": 1}, {"q/uuid": 2}, 3]',
-            b"<//h/a>; rel=next\tidna\tSat, 31 Jan 2026 00:00:00 GMT\n"
-            b'{"items": [{"n": 1}], "next": "?page=2", "of": {"next": "http://h:80/b"}}',
-            b'\n{"items": {"n": 1}, "next": 5, "of": {"next": "http://other/"}}',
+            b'\0<http://h/items?page=2>; rel="next", <http://h/>; rel="first"\tutf-8\t5\n[{"n": 1}, {"q/uuid": 2}, 3]',
+            b"\0<//h/a>; rel=next\tidna\tSat, 31 Jan 2026 00:00:00 GMT\n[",
+            *(
+                b'%c\n{"items": [{"n": 1}, {"n": 2}], "next": "?page=2", "of": {"next": "http://h:80/b"}}' % kind
+                for kind in range(1, len(POLLS))
+            ),
+            b'\2\n{"items": {"n": 1}, "next": 5, "of": {"next": "http://other/"}}',
         ],
         _http_answer,
-        (),
     ),
     "directory record": Decoder(
         (importlib.import_module("cues.spark.cluster.ledger"), importlib.import_module("cues.spark.cluster.files")),
@@ -696,10 +702,12 @@ class Coverage:
                 value = call()
         else:
             sys.settrace(self._enter)
+            threading.settrace(self._enter)  # of those that the decoder starts
             try:
                 value = call()
             finally:
                 sys.settrace(before)
+                threading.settrace(before)  # type: ignore[arg-type]
         return value, self.fresh()
 
     def fresh(self) -> bool:
