@@ -162,7 +162,9 @@ def test_an_option_is_refused_or_the_records_are_the_same(
         fast = {"poll_s": 0, "idle_exit_s": 0, "grace_s": 0}
         try:
             source = Files(pattern, format, **(fast | options))
-        except CuesError:
+        except CuesError as error:
+            text = str(error)
+            assert " Try: " in text and any(name in text for name in options), (options, text)
             continue
         taken.append(str(options))
         expected = texts([{"line": f"{row['k']} {row['s']}"} for row in ROWS] if format == "text" else ROWS)

@@ -55,11 +55,11 @@ with cues.open("data") as store:  # while it is open, and while a reader waits
     for folder, folders, files in os.walk("."):
         for name in folders + files:
             path = os.path.join(folder, name)
-            mode = os.stat(path).st_mode & 0o777
-            if mode & 0o077:
-                print(oct(mode), path)
-    print("looked")
+            print(oct(os.stat(path).st_mode & 0o777), path)
 """
+
+
+STORES = ("data", "other", "old", "restored", "salvaged")
 
 
 @pytest.mark.slow
@@ -67,9 +67,16 @@ def test_what_cues_writes_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
     """With a umask that takes nothing away: stores, bells, backups, restored stores and copies."""
     with children.Child(EVERYTHING, tmp_path) as child:
         found = child.end().splitlines()
-    ours = [line for line in found if line.startswith("0o") and "__pycache__" not in line]  # that is Python's
-    shown = [line for line in ours if not line.endswith("/graph.py")]
-    assert "looked" in found and shown == [], shown
+    listed = [line.split(" ", 1) for line in found if line.startswith("0o") and "__pycache__" not in line]
+    modes = {path.removeprefix("./"): int(mode, 8) for mode, path in listed}
+    assert modes.pop("graph.py") == 0o666, "the umask takes nothing away"
+    shown = {path: oct(mode) for path, mode in modes.items() if mode not in (0o600, 0o700)}
+    assert shown == {}
+    folders = {path for path in modes if any(other.startswith(f"{path}/") for other in modes)}
+    assert {path for path, mode in modes.items() if mode == 0o700} >= folders
+    assert set(STORES) <= folders and {f"{store}/data.mdb" for store in STORES} <= set(modes)
+    assert {f"data/{name}" for name in ("lock.mdb", "locks", "mark", "wake", "bells")} <= set(modes)
+    assert any(path.startswith("backups/") and mode == 0o600 for path, mode in modes.items())
 
 
 def test_later_files_of_a_store_that_was_opened_to_a_group_are_open_to_it(tmp_path: Path) -> None:

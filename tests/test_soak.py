@@ -123,8 +123,10 @@ def partition(audited: list[int], *seeks: int) -> Partition:
 
 def test_a_seek_back_is_seen_once_and_from_its_place() -> None:
     all = list(range(1, 11))
-    assert (done := partition([*all, *all[3:]], 4)).follow() is None and (done.next, done.seeks) == (11, [])
+    assert (done := partition([*all, *all[3:]], 4)).follow() is None and done.is_done
     assert (short := partition(all, 4)).follow() is None and short.seeks == [4], "it has not been repeated yet"
+    assert not short.is_done
+    assert (twice := partition([*all, 10])).follow() is None and not twice.is_done, "the last one is there twice"
     for audited, seeks in (
         ([*all[:6], *all[3:]], ()),  # without a seek
         ([*all[:6], *all[4:]], (4,)),  # from another place

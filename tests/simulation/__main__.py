@@ -41,30 +41,31 @@ def main() -> int:
     if not (given.endless or given.seconds):
         seeds = range(given.first, given.first + given.seeds)
     began, counts, done, killed_at = time.monotonic(), Counter[str](), 0, set[str]()
-    for seed in seeds:
-        if given.seconds and time.monotonic() - began > given.seconds:
-            break
-        result = run(seed)
-        counts += result.counts
-        killed_at |= result.killed_at
-        done += 1
-        if result.problems:
-            print(*result.problems, sep="\n")
-            print(f"seed {seed} failed after {done} seeds, commit {commit()}.")
-            print(f"Repeat it: python -m tests.simulation --seed {seed}")
-            return 1
+    status = 0
+    try:
+        for seed in seeds:
+            if given.seconds and time.monotonic() - began > given.seconds:
+                break
+            result = run(seed)
+            counts += result.counts
+            killed_at |= result.killed_at
+            done += 1
+            if result.problems:
+                print(*result.problems, sep="\n")
+                print(f"seed {seed} failed after {done} seeds, commit {commit()}.")
+                print(f"Repeat it: python -m tests.simulation --seed {seed}")
+                return 1
+    except KeyboardInterrupt:  # the end of an endless run; what it did until then counts
+        status = 130
     took = f"{time.monotonic() - began:.0f} s, commit {commit()}"
     print(f"{done} seeds, 0 problems ({took}): " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
     missed = ", ".join(sorted(set(faults.POINTS) - killed_at))
     print(f"kills at {len(killed_at)} of {len(faults.POINTS)} points; none at {missed}")
-    return 0
+    return status
 
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # else the order of sets is another one in each process
         again = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main())

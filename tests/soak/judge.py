@@ -49,6 +49,11 @@ class Partition:
     seeks: list[int] = field(default_factory=list)
     """The places to which ``audit`` was moved and that ``audited`` does not show yet."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether ``audited`` shows all that was enriched, each seek back, and nothing more."""
+        return self.next == self.end and not self.seeks and not self.audited
+
     def at(self, index: int) -> Message | None:
         place = index - self.end + len(self.messages)
         return self.messages[place] if 0 <= place < len(self.messages) else None
@@ -154,8 +159,9 @@ class Judge:
             if len(self.found[name]) < count
         }
         for number, part in self.partitions.items():
-            if part.next < part.end or part.seeks:
-                short[f"audited/{number}"] = f"{part.next} of {part.end}, seeks to {part.seeks}"
+            if not part.is_done:
+                more = f"{len(part.audited)} more" if part.audited else f"seeks to {part.seeks}"
+                short[f"audited/{number}"] = f"{part.next} of {part.end}, {more}"
         figures = {message["origin"]: message["flights"] for message in self.found["figures"]}
         for origin, messages in self.expected(end)["enriched"].items():
             if messages and figures.get(origin) != self.flights[origin] + len(messages):
