@@ -80,9 +80,10 @@ class BatchStream(QueueStream):
 
     def _decide(self, number: int) -> Batch | None:
         """The batch of this number: it is written down, or there are messages for it."""
-        batch = self._batches.read(number)
-        if batch is not None or number <= self.frame.committed:
-            return batch or self._batches.need(number)
+        if number <= self.frame.committed:
+            return self._batches.need(number)
+        if (batch := self._batches.found(number)) is not None:
+            return batch
         last = self._batches.need(number - 1) if number else None
         ranges = next_ranges([queue.log() for queue in self._queues()], last, self.frame.size, self.frame.closes)
         return None if ranges is None else self._batches.put(number, ranges)

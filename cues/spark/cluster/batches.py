@@ -80,13 +80,16 @@ class Batches:
         return None if text is None else parsed(self._files, name, text, _PLAN)
 
     def begin(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Write the lineage and the settings down, or return those of an earlier start."""
+        """Write the lineage and the settings down, or return those of an earlier start.
+
+        They are durable then, and so are the batches that an earlier driver has written down.
+        """
         name = f"{self.folder}/plan.json"
         return parsed(self._files, name, self._files.ensure(name, sealed_json(plan)), _PLAN)
 
     def change(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Write the lineage down with other settings, and return it."""
-        self._files.write(f"{self.folder}/plan.json", sealed_json(plan))
+        self._files.replace(f"{self.folder}/plan.json", sealed_json(plan))
         return plan
 
     def read(self, number: int) -> Batch | None:
@@ -110,6 +113,13 @@ class Batches:
             self._loose = first
         else:
             self._blocks = {first: self.list_in(self._block(first), text, [BATCH] * BLOCK)}
+
+    def found(self, number: int) -> Batch | None:
+        """A batch that is not committed, if it is written down. It is durable then, whoever has written it."""
+        batch = self.read(number)
+        if batch is not None:
+            self._files.settle(self.folder)
+        return batch
 
     def need(self, number: int) -> Batch:
         """A batch that must be there. Raises :class:`Diverged` if it is not."""

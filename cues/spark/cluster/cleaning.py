@@ -30,7 +30,7 @@ from cues.queues.options import QueueOptions, Retention
 from cues.spark.cluster import directory as directories
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.files import Files, folder_of
-from cues.spark.cluster.inspection import ProcessorRecord, processors_of, writer_of
+from cues.spark.cluster.inspection import ProcessorRecord, settled_processors_of, writer_of
 from cues.spark.cluster.lease import holders
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.maintenance import bounds, merged, small_runs, worthwhile
@@ -61,7 +61,7 @@ class PlannedVacuum:
 def plan_vacuum(files: Files, queue: str) -> PlannedVacuum:
     """Find the files of a queue that no log needs any more. Nothing is changed."""
     # The records are read before the log. A step that ends between the two is then seen as under way.
-    records = processors_of(files.place)
+    records = settled_processors_of(files.place)
     directory = QueueDirectory(files, queue, QueueOptions(), make=False)
     running = {holder.graph for holder in holders(files) if holder.state != "has ended"}
     reader = next((last.processor for last in records if _reads_long(last, directory, running)), None)

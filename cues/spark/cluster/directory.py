@@ -404,10 +404,16 @@ class QueueDirectory:
                 self._commit([{"metaData": self.metadata_of(grown, self.columns)}])
 
     def load(self) -> None:
-        """Read the log. Raises :class:`Diverged` if it is damaged."""
+        """Read the log. Raises :class:`Diverged` if it is damaged. The entries that were read are durable then.
+
+        Else a power cut could take an entry away whose writer has died, when the processor has its next record. Only
+        the files of the last record are forwarded, so the messages of the entry would be lost.
+        """
         with self.lock:
             self._published = {}
             self._table, live = read_table(self.files, self.folder)
+            if self._table is not None:
+                self.files.settle(f"{self.folder}/{LOG}")
             with _log_is_read(self.files, self.folder):
                 self.version = -1 if self._table is None else self._table.version()
                 if self._table is not None:
@@ -439,7 +445,7 @@ class QueueDirectory:
             log.keep(share)
 
     def read_on(self) -> None:
-        """Read the entries that were written since the log was read."""
+        """Read the entries that were written since the log was read. They are durable then, as after :meth:`load`."""
         with self.lock:
             live: dict[str, DataFile] | None = None
             while (raw := self.files.read(name := self._entry(self.version + 1))) is not None:
@@ -448,6 +454,7 @@ class QueueDirectory:
                 self._apply(parsed_entry(self.files, name, raw), live)
                 self.version += 1
             if live is not None:
+                self.files.settle(f"{self.folder}/{LOG}")
                 self._keep(live.values())
 
     def _apply(self, entry: LogEntry, live: dict[str, DataFile]) -> None:

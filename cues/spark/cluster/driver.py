@@ -52,8 +52,8 @@ class Driver:
         self.sleep = sleep
         self.owner = owner or new_owner()
         draft = sealed_json({"id": secrets.token_hex(8)})
-        made = files.ensure(ID, draft)
         own = files.read(id_of_graph(graph))
+        made = files.ensure(ID, draft)  # after the other read, because it makes both names durable
         self.store_id = str(
             (parsed(files, id_of_graph(graph), own, {"id": str}) if own else parsed(files, ID, made, {"id": str}))["id"]
         )

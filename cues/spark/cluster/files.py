@@ -12,6 +12,12 @@ that put the same name, one succeeds.
 
     a mount          a draft gets the name as a second hard link, which fails if the name is taken (NFS too)
     an object store  a put on the condition that the name is not taken
+
+On a mount a name is durable only after a sync of its folder, and the process that made the name may die before that
+sync. So a process that found a name syncs the folder too, before it writes anything that depends on the name:
+:meth:`Files.put` if the name is taken, :meth:`Files.ensure`, and the readers of records and logs, by
+:meth:`Files.settle`. That is a sync (2 ms on a disk with ext4) or two for each queue and processor at a start, and one
+for each look that finds new entries of another writer. A step makes none of these.
 """
 
 from __future__ import annotations
@@ -123,12 +129,23 @@ class Files(ABC):
     def put(self, name: str, data: bytes) -> bool:
         """Write a small file if the name is not taken. Return True if this call has written it.
 
-        The file exists whole or not at all. It is on the disk as far as the filesystem guarantees it.
+        The file exists whole or not at all. It is on the disk as far as the filesystem guarantees it, also that of
+        another writer.
         """
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file, over the old one if there is one. A reader may see a part of it meanwhile."""
+        """Write a note, over the old one if there is one: a file on which nothing depends.
+
+        A reader may see a part of it meanwhile, and after a death too. A power cut may take it back.
+        """
+
+    @abstractmethod
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a small file, over the old one if there is one: after a death or a power cut it is one of the two.
+
+        It is on the disk, with its name, when the call returns.
+        """
 
     @abstractmethod
     def create(self, name: str) -> contextlib.AbstractContextManager[Any]:
@@ -144,7 +161,10 @@ class Files(ABC):
 
     @abstractmethod
     def settle(self, folder: str, names: Iterable[str] = ()) -> None:
-        """Bring files of a folder that a library has written to the disk, and the names in the folder."""
+        """Bring files of a folder that a library has written to the disk, and the names in the folder.
+
+        Without ``names``, it makes durable what a listing or a read of the folder has found.
+        """
 
     @abstractmethod
     def table(self, name: str) -> str:
@@ -155,11 +175,16 @@ class Files(ABC):
         """The URL of a folder, for Spark's own files: the checkpoint of a stream."""
 
     def ensure(self, name: str, data: bytes) -> bytes:
-        """Return the content of a small file. If it does not exist, write ``data``, or read that of another writer."""
+        """Return the content of a small file. If it does not exist, write ``data``, or read that of another writer.
+
+        The name is durable, and so are all others that the folder had before the call.
+        """
         kept = self.read(name)
         if kept is None:
             self.put(name, data)
             kept = self.read(name)
+        else:
+            self.settle(os.path.dirname(name))
         return kept or b""
 
 
@@ -229,14 +254,13 @@ class LocalFiles(Files):
 
     @override
     def put(self, name: str, data: bytes) -> bool:
-        path = self.path(name)
-        folder, last = os.path.split(path)
-        draft = os.path.join(folder, f".{last}.{secrets.token_hex(8)}")
+        path, written = self.path(name), True
+        draft = _draft_of(path)
         self.store(draft, data)
         try:
             os.link(draft, path)
         except FileExistsError:
-            return self.read(name) == data  # a client of NFS repeats a link whose answer was lost
+            written = self.read(name) == data  # a client of NFS repeats a link whose answer was lost
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
                 raise
@@ -246,12 +270,26 @@ class LocalFiles(Files):
             ) from error
         finally:
             os.unlink(draft)
-        _sync(folder)
-        return True
+        # Also if the name was taken: the caller goes on from that file. It has its content before its name.
+        _sync(os.path.dirname(path))
+        return written
 
     @override
     def write(self, name: str, data: bytes) -> None:
         self.store(self.path(name), data)
+
+    @override
+    def replace(self, name: str, data: bytes) -> None:
+        path = self.path(name)
+        draft = _draft_of(path)
+        try:
+            self.store(draft, data)
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+        _sync(os.path.dirname(path))
 
     def store(self, path: str, data: bytes) -> None:
         _make_durable(os.path.dirname(path))
@@ -380,6 +418,9 @@ class ObjectFiles(Files):
     def write(self, name: str, data: bytes) -> None:
         self.obstore.put(self.store, name, data)
 
+    replace = write
+    """An object appears whole, and is durable when its put returns."""
+
     @override
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Any]:
@@ -456,6 +497,12 @@ def _make_durable(folder: str) -> None:
         if len(_durable) >= _DURABLE_MAX:
             _durable.clear()
         _durable.add(folder)
+
+
+def _draft_of(path: str) -> str:
+    """The name of a file until it is whole. It is hidden: :meth:`Files.names` leaves it out."""
+    folder, last = os.path.split(path)
+    return os.path.join(folder, f".{last}.{secrets.token_hex(8)}")
 
 
 def _sync(path: str) -> None:

@@ -252,6 +252,14 @@ def processors_of(place: Place) -> list[ProcessorRecord]:
     return [last for processor in processors for last in records_of(place, processor, 1)]
 
 
+def settled_processors_of(place: Place) -> list[ProcessorRecord]:
+    """:func:`processors_of`, and these records are durable: messages and files that they do not need may be deleted."""
+    found = processors_of(place)
+    for last in found:
+        _files(place).settle(f"_cues/steps/{folder_of(last.processor)}")
+    return found
+
+
 def rate_of(place: Place, last: ProcessorRecord) -> float:
     """Messages a second that a processor took (a source: wrote), over the last :data:`RATE_S`."""
     files, folder = _files(place), f"_cues/steps/{folder_of(last.processor)}"

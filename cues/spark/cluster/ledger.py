@@ -238,9 +238,17 @@ class Ledger:
         return self.last
 
     def read(self) -> LedgerRecord | None:
-        """The last record in the directory; None if the processor never ran."""
+        """The last record in the directory; None if the processor never ran.
+
+        It is durable then. Its owner may have died before it synced the name, and a log that has the files of a record
+        which is gone is refused.
+        """
         number = self.newest()
-        return None if number < 0 else self.record_at(number)
+        if number < 0:
+            return None
+        found = self.record_at(number)
+        self.files.settle(self._folder)
+        return found
 
     def newest(self) -> int:
         return max((int(name.removesuffix(".json")) for name in self.files.names(self._folder)), default=-1)
@@ -288,6 +296,7 @@ class Ledger:
             put = self.files.read(name) == data  # the answer may be lost, and the record there
             if not put:
                 raise
+            self.files.settle(self._folder)  # the call that failed may have been the sync
         if not put or self.newest() > record.number:
             return False
         self.last = record

@@ -29,7 +29,7 @@ from cues.spark.cluster.data import Piece, Writer, read
 from cues.spark.cluster.directory import LOG, DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.driver import Driver, id_of_graph, new_owner
 from cues.spark.cluster.files import Files, folder_of, name_of, sealed_json
-from cues.spark.cluster.inspection import processors_of, queues_of, writer_of
+from cues.spark.cluster.inspection import queues_of, settled_processors_of, writer_of
 from cues.spark.cluster.lease import held
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 
@@ -109,7 +109,7 @@ def plan_purge(files: Files, id: str, index: int) -> DirectoryPurge:
     if cut is not None:
         size += cut.size * (index - cut.first) // cut.count
     readers = []
-    for last in processors_of(files.place):
+    for last in settled_processors_of(files.place):
         ranges = last.record.taking.ranges if last.record.taking is not None else {}
         for tailer, (_, next_index) in last.record.positions.items():
             if not last.is_feeder and last.queue_of(tailer) == log.id:
@@ -174,9 +174,10 @@ def files_of(files: Files, graph: str) -> GraphFiles | None:
 def remove(files: Files, graph: str, found: GraphFiles) -> None:
     """Delete the files of a graph, and give the graph a new id, so that targets of sinks tell it from the old one.
 
-    Call it again if it was interrupted.
+    Call it again if it was interrupted. The new id is durable before anything is deleted: a graph that begins anew with
+    the old id would be taken for the old one. The files are durably gone at the end, when their store may be deleted.
     """
-    files.write(id_of_graph(graph), sealed_json({"id": secrets.token_hex(8)}))
+    files.replace(id_of_graph(graph), sealed_json({"id": secrets.token_hex(8)}))
     for queue in found.queues:
         # Without these two no file of the folder counts, so an interruption after them leaves nothing that matters.
         files.delete(f"{folder_of(queue)}/{LOG}")
@@ -187,3 +188,5 @@ def remove(files: Files, graph: str, found: GraphFiles) -> None:
     for name in files.names("_cues"):  # the notes of its drivers
         if name.partition(".")[0] == folder_of(graph) and name.partition(".")[2] not in ("id.json", "driver.json"):
             files.delete(f"_cues/{name}")
+    for above in ["", "_cues", *sorted({folder.rpartition("/")[0] for folder in found.folders})]:
+        files.settle(above)
