@@ -455,9 +455,16 @@ MUTANTS: Final = (
     Mutant(
         "names-not-synced",
         "cues/storage/environment.py",
-        "                self._sync_names()\n",
-        "                pass\n",
+        "            self._sync_names()  # before",
+        "            pass  # before",
         "test_opening.py::test_the_names_of_a_new_store_are_durable_before_its_first_commit",
+    ),
+    Mutant(
+        "directories-not-synced",
+        "cues/storage/environment.py",
+        "        datafile.sync_names(shared.path)\n",
+        "",
+        "test_opening.py::test_the_directories_of_a_store_whose_files_are_others_are_durable_before_its_mark[copied]",
     ),
     Mutant(
         "no-ring-after-a-step",

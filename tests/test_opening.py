@@ -15,7 +15,7 @@ import pytest
 
 import cues
 from cues.operate import fresh
-from cues.storage import environment, leases, open_mark
+from cues.storage import environment, leases, open_mark, replica, timeline
 from cues.tools import compaction
 
 GROWING = """
@@ -253,7 +253,8 @@ def test_the_names_of_a_new_store_are_durable_before_its_first_commit(
 ) -> None:
     """A file system may lose the name of a file in a power cut, and with it commits that were acknowledged."""
     steps, write = synced, environment.write_format
-    names = {str(tmp_path / "new" / "shop"), str(tmp_path / "new"), str(tmp_path)}
+    shop = tmp_path / "new" / "shop"
+    names = {str(shop), str(tmp_path / "new"), str(tmp_path)}
 
     def noting(lock: Any) -> Any:
         begin = lock._begin
@@ -261,28 +262,61 @@ def test_the_names_of_a_new_store_are_durable_before_its_first_commit(
         return lock
 
     monkeypatch.setattr(environment, "write_format", lambda lock, *arguments: write(noting(lock), *arguments))
-    with cues.open(tmp_path / "new" / "shop", durability="disk"):
-        assert names <= set(steps[: steps.index("begin")])
+    with cues.open(shop, durability="disk"):
+        assert str(shop) in steps[: steps.index("begin")]
+        assert names <= set(steps), "nothing of a caller is committed yet"
     steps.clear()
-    with cues.open(tmp_path / "new" / "shop") as store:
+    with cues.open(shop) as store:
         assert not steps, "nothing is acknowledged yet"
         noting(store.core.environment.writer_lock)
         appender = store.queue("in").appender()
         appender.write({"n": 1})
         before = steps[: steps.index("begin")]
-        assert names <= set(before), "a restore or a compaction may have died before it synced them"
+        assert before == [str(shop)], "a restore or a compaction may have died before it synced the name"
         steps.clear()
         appender.write({"n": 2})
         assert not names & set(steps), "once in a process"
     with cues.open(tmp_path / "fast", durability="process") as store:
-        store.sync()
         assert {str(tmp_path / "fast"), str(tmp_path)} <= set(steps)
+    steps.clear()
+    with cues.open(tmp_path / "fast") as store:  # of a compaction that died before it synced the name
+        store.sync()
+        assert steps == [str(tmp_path / "fast")]
     open_mark.write(tmp_path / "fast", durable=True)  # by a process that dies now
     steps.clear()
     with cues.open(tmp_path / "fast") as store:
         noting(store.core.environment.writer_lock)
         store.queue("in").appender().write({"n": 1})
         assert str(tmp_path / "fast") in steps[: steps.index("begin")]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("way", ["made and not marked", "copied", "restored"])
+def test_the_directories_of_a_store_whose_files_are_others_are_durable_before_its_mark(
+    tmp_path: Path, way: str, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that made the directories may have died before it synced them; a later one trusts the mark."""
+    shop = tmp_path / "new" / "shop"
+    names = {str(shop), str(shop.parent), str(tmp_path)}
+    cues.open(shop if way == "made and not marked" else tmp_path / "old").close()
+    mark = timeline.mark
+
+    def marking(directory: Path) -> None:
+        synced.append("marked")
+        mark(directory)
+
+    if way == "made and not marked":
+        (shop / timeline.FILE).unlink()
+    elif way == "copied":
+        shutil.copytree(tmp_path / "old", shop)
+    synced.clear()
+    monkeypatch.setattr(timeline, "mark", marking)
+    if way == "restored":
+        replica.put_in_place(Path(shutil.copytree(tmp_path / "old", shop / ".restoring")) / "data.mdb", shop)
+    cues.open(shop).close()
+    assert names <= set(synced[: synced.index("marked")])
+    if way == "restored":
+        assert synced[synced.index("marked") + 1] == str(shop), "the name of the data file"
 
 
 @pytest.mark.interpreted

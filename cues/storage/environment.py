@@ -83,8 +83,8 @@ class Environment:
         self.gate = threading.RLock()
         """Held where a transaction of a reader begins, and while the map changes (map_growth.py)."""
         self.is_named = False
-        """True after this process has made the names of the store's files durable: a "disk" store before its first
-        write, a "process" store at its first sync."""
+        """True after this process has made the names of the store's files durable: before its first write, or at its
+        first sync."""
         self.remapping = False
         """True if the map changes now; a signal handler of that thread, which has the gate, must not read."""
         self.calls = 0
@@ -141,17 +141,17 @@ class Environment:
         """Make all commits so far durable, and the names of the store's files."""
         with self.calling() as env:
             env.sync(True)
-        with contextlib.suppress(FileNotFoundError):  # it was deleted, which a commit notices
-            self._sync_names()
+        if not self.is_named:
+            with contextlib.suppress(FileNotFoundError):  # it was deleted, which a commit notices
+                self._sync_names()
 
     def _sync_names(self) -> None:
-        """Make the names of the store's files durable, once in a process.
+        """Make the names of the store's files durable. The directories above are, since the opening (_keep_timeline).
 
         The process that gave the data file its name (a restore, a compaction) may have died before it did so.
         """
-        if not self.is_named:
-            datafile.sync_names(self.path)
-            self.is_named = True
+        datafile.sync_directory(self.path)
+        self.is_named = True
 
     def join(self, first: bool) -> None:
         """Prepare the first write of this process; ``first`` says that no other process is a writer."""
@@ -160,10 +160,7 @@ class Environment:
         try:
             open_mark.write(self.path, durable=self.durability == "process")
             faults.point("open.marked")
-            if self.durability == "disk":  # before its first commit, which is acknowledged
-                self._sync_names()
-            else:  # the mark, which may be that of a process that died before this
-                datafile.sync_directory(self.path)
+            self._sync_names()  # before the first commit; and the mark, also that of a process that died before this
         except OSError as error:
             raise translate(error, str(self.path)) from error
 
@@ -436,7 +433,13 @@ def refuse_copy(path: Path, readonly: bool) -> None:
 
 
 def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
-    """Begin a timeline if the store may be a copy, or was put back (timeline.py)."""
+    """Begin a timeline if the store may be a copy, or was put back (timeline.py).
+
+    Where the files are others than the last ones, the directory may be new too, as that of a copy is. So its name is
+    made durable before the mark says that these are the files. An opening that finds the mark need not do that: of a
+    process that made the directory, and died before this, there is no mark. Only a directory that somebody renames
+    keeps its mark; its new name is durable when the file system has written it.
+    """
     assert shared.writer_lock is not None
     assert shared.doorbells is not None
     words = shared.doorbells.words
@@ -450,6 +453,7 @@ def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
             timeline.begin(txn, logs(txn))
 
     if suspect or not same():
+        datafile.sync_names(shared.path)
         if not is_new:
             shared.writer_lock.transact(datafile.COMMIT_PAGES, begin)
             faults.point("copy.begun")

@@ -29,7 +29,7 @@ from cues.errors import StoreError
 from cues.overrides import override
 from cues.storage import environment, locks, timeline
 from cues.storage.base_store import BaseStore
-from cues.storage.datafile import sync_names
+from cues.storage.datafile import sync_directory, sync_names
 from cues.storage.lmdb_errors import translate
 from cues.storage.lmdb_map import MAP_BYTES, MAP_BYTES_MIN, open_lmdb
 
@@ -258,6 +258,7 @@ def put_in_place(file: Path, directory: Path) -> None:
     """
     if not file.exists():
         return
+    sync_names(directory)  # it may be new; an opening that finds the mark does not do it again
     try:
         os.link(file, directory / "data.mdb")
     except FileExistsError:
@@ -266,5 +267,5 @@ def put_in_place(file: Path, directory: Path) -> None:
     else:
         locks.open_locks(directory / "locks").close()
         timeline.mark(directory)  # a death before it costs a timeline
-    sync_names(directory)  # the directory may be new, and the name of another process that died before this
+    sync_directory(directory)  # also after a death of the process that made the link
     file.unlink()

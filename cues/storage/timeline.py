@@ -68,7 +68,10 @@ def is_copy(directory: Path) -> bool:
 
 
 def mark(directory: Path) -> None:
-    """Note the files that the store has now. Called after the commit of a new timeline, if there is one."""
+    """Note the files that the store has now. Called after the commit of a new timeline, if there is one.
+
+    The name of the directory is durable before that, and so are those of the directories above.
+    """
     door.replace(directory / FILE, _files(directory))
 
 
