@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -386,17 +389,94 @@ def test_a_backup_that_was_killed_is_none_and_the_next_one_is_whole(root: Path, 
     assert everything(tmp_path / "r2") == everything(root)
 
 
+RESTORE_FAULTS = ["restore.filling:5", "restore.complete"] + [
+    f"restore.{point}:{hit}" for point in ("filled", "named", "deleted") for hit in (1, 2)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault", ["restore.filling:5", "restore.complete:1", "restore.complete:2", "restore.named:1", "restore.named:2"]
-)
+@pytest.mark.parametrize("fault", RESTORE_FAULTS)
 def test_a_restore_that_was_killed_is_completed_by_the_next(root: Path, tmp_path: Path, fault: str) -> None:
     make_backup(root, tmp_path / "b")
     there = to_there(tmp_path / "r")
     child("restore", tmp_path / "b", there, fault)
     child("restore", tmp_path / "b", there)
     assert everything(there) == everything(root)
-    assert not list(there.glob("**/.restoring"))
+    assert not list(there.glob("**/.resto*"))
+    with pytest.raises(StoreError, match="There is a store at"):
+        backup.restore(tmp_path / "b", there / "s")
+
+
+@pytest.mark.interpreted
+def test_a_restore_that_was_killed_at_any_deletion_is_completed_by_the_next(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All stores were in place, and the next restore was refused, because a store was there."""
+    made = make_backup(root, tmp_path / "b")
+    deaths = 0
+    for number in itertools.count(1):
+        there, left = to_there(tmp_path / f"r{number}"), number
+
+        def dying(name: str, real: Callable[..., None]) -> Callable[..., None]:
+            def call(*arguments: Any, **options: Any) -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+                real(*arguments, **options)
+
+            return call
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            real = backup.put_in_place
+
+            def named(file: Path, place: Path, real: Any = real, there: Path = there, patch: Any = patch) -> None:
+                real(file, place)
+                if place == there / "s":  # the last one
+                    for name in ("unlink", "rmdir"):
+                        patch.setattr(os, name, dying(name, getattr(os, name)))
+
+            patch.setattr(backup, "put_in_place", named)
+            backup.restore(tmp_path / "b", there / "s")
+            break
+        deaths += 1
+        assert backup.restore(tmp_path / "b", there / "s").backup == made, number
+        assert not list(there.glob("**/.resto*"))
+        with pytest.raises(StoreError, match="There is a store at"):
+            backup.restore(tmp_path / "b", there / "s")
+    assert deaths >= 3, "two directories and the note"
+    assert everything(tmp_path / "r1") == everything(root)
+
+
+@pytest.mark.interpreted
+def test_a_restore_of_another_backup_does_not_continue_the_one_that_was_killed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one that finds a note, and no data file: somebody moved the store away."""
+    make_backup(root, tmp_path / "b")
+    run(root, 300, 600)
+    make_backup(root, tmp_path / "b", "auto")
+    there = to_there(tmp_path / "r")
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def move_away(name: str) -> None:
+        for store in ("s", "o"):
+            (there / store / "data.mdb").rename(tmp_path / f"{store}.{name}")
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(backup, "put_in_place", killed)
+        backup.restore(tmp_path / "b", there / "s", 2)
+    assert (there / "s/.restored").exists()
+    backup.restore(tmp_path / "b", there / "s", 1)
+    move_away("first")
+    with testing.crash("restore.deleted", 2, how="raise"), pytest.raises(testing.Crashed):
+        backup.restore(tmp_path / "b", there / "s", 2)
+    assert (there / "s/.restored").exists()
+    move_away("second")
+    backup.restore(tmp_path / "b", there / "s", 2)
+    assert everything(there) == everything(root)
 
 
 @pytest.mark.slow
@@ -564,7 +644,9 @@ def test_a_restore_is_durable_in_all_its_places_before_a_store_gets_its_name(
     backup.restore(tmp_path / "b", there / "s")
     places = [there / "s", there / "o"]
     expected = {str(path) for place in places for path in (place / ".restoring", place, there, tmp_path)}
-    assert expected <= set(synced[: synced.index("named")])
+    note = synced.index(str(there / "s" / ".restored"))
+    assert expected <= set(synced[:note]) and synced[note + 1 : note + 3] == [str(there / "s"), "named"]
+    assert synced[-1] == str(there / "s"), "the note is durably gone"
 
 
 HOLDER = """

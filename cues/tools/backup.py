@@ -23,8 +23,8 @@ A restore, into places without a store:
 2. In ``.restoring`` in each place, a data file is filled with the changes of the chain, in order.
 3. A timeline begins on every log (storage/timeline.py). The store is checked as ``cues check`` does. A gap that the
    store had, such as one that was salvaged, is restored too.
-4. Every ``.restoring`` gets the file ``complete``, with the checksum of the manifest.
-5. The data files get their names, the home store last. Then every ``.restoring`` is deleted.
+4. The place of the home store gets the file ``.restored``, with the checksum of the manifest.
+5. The data files get their names, the home store last. Then every ``.restoring`` is deleted, and at last ``.restored``.
 
 A restore that was killed before 4 begins anew; after it, the next restore of the same backup continues at 5.
 
@@ -42,7 +42,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -66,7 +66,7 @@ from cues.tools.changes import Change, Changes, Cut
 
 UNFINISHED: Final = ".unfinished"
 RESTORING: Final = ".restoring"
-COMPLETE: Final = "complete"
+RESTORED: Final = ".restored"
 _FRAME: Final = struct.Struct(">IQ")
 """Length, and xxh3-64 of the content with the number of the frame as its seed."""
 
@@ -425,7 +425,7 @@ def restore(
     before it gets its name. Gaps in queues do not hinder it; with ``damaged`` no other problem of the check does.
 
     After an error, or a death, there is no store at any of the places, or, after a death at the very end, at some of
-    them; call it again to continue. Raises :class:`StoreError` if there is a store, :class:`StoreNotFound`,
+    them or at all; call it again to continue. Raises :class:`StoreError` if there is a store, :class:`StoreNotFound`,
     :class:`StoreDamaged`, :class:`StoreFull`.
     """
     source, told = Path(dest), progress or (lambda name, done: None)
@@ -439,9 +439,10 @@ def restore(
     for stored in last.stores:
         given = (others or {}).get(stored.name)
         done.places[stored.name] = Path(given) if given else Path(os.path.normpath(Path(store) / stored.relative))
-    complete = all(_is_complete(place, last) for place in done.places.values())
-    if not complete:
+    note = done.places[last.stores[0].name] / RESTORED
+    if not _is_complete(note, done.places.values(), last):
         _refuse_stores(done.places.values())
+        _remove_note(note)
         for backup in chain:
             for stored in backup.stores:
                 directory = source / f"{backup.number:06d}"
@@ -453,9 +454,12 @@ def restore(
             for stored in last.stores:
                 done.problems += _check(done.places[stored.name], stored, damaged)
             for place in done.places.values():
-                _write_synced(place / RESTORING / COMPLETE, last.checksum)
-                faults.point("restore.complete")
+                sync_names(place / RESTORING)
+                faults.point("restore.filled")
+            _write_synced(note, last.checksum)
+            faults.point("restore.complete")
         except BaseException as error:
+            _remove_note(note)
             for place in done.places.values():
                 _remove(place)
             if isinstance(error, OSError):
@@ -472,6 +476,8 @@ def restore(
         faults.point("restore.named")
     for place in done.places.values():
         shutil.rmtree(place / RESTORING, ignore_errors=True)
+        faults.point("restore.deleted")
+    _remove_note(note)
     return done
 
 
@@ -486,11 +492,19 @@ def _translated(error: OSError, store: str | os.PathLike[str]) -> BaseException:
     return failed
 
 
-def _is_complete(place: Path, backup: Backup) -> bool:
-    try:
-        return (place / RESTORING / COMPLETE).read_text() == backup.checksum
-    except OSError:
-        return False
+def _is_complete(note: Path, places: Iterable[Path], backup: Backup) -> bool:
+    """Return True if a restore of this backup died after step 4: every place has its data file, under either name."""
+    with contextlib.suppress(OSError, ValueError):
+        filled = ((place / RESTORING / "data.mdb").exists() or (place / "data.mdb").exists() for place in places)
+        return note.read_text() == backup.checksum and all(filled)
+    return False
+
+
+def _remove_note(note: Path) -> None:
+    """Remove the note of step 4 durably: without it, what is filled next is not taken for what was complete."""
+    if note.exists():
+        note.unlink()
+        sync_directory(note.parent)
 
 
 def _refuse_stores(places: Any) -> None:
@@ -575,4 +589,4 @@ def _write_synced(file: Path, text: str) -> None:
     with open(file, "w", opener=door.private) as opened:
         opened.write(text)
         settle(opened)
-    sync_names(file.parent)  # the directories may be new
+    sync_directory(file.parent)
