@@ -372,6 +372,22 @@ def every_choice(waiting: list[Change], rng: random.Random) -> Iterator[Choice]:
         yield Choice(frozenset(each.number for place, each in enumerate(waiting) if chosen >> place & 1), {})
 
 
+OLD = 8
+"""A name is old when a change that is so much later waits too."""
+
+
+def old_names(waiting: list[Change], rng: random.Random, wanted: re.Pattern[str]) -> Iterator[Choice]:
+    """The choices that lose one old name alone, of those that are wanted: it was made, and something came after it."""
+    every = frozenset(change.number for change in waiting)
+    for change in waiting:
+        if (
+            change.names
+            and wanted.search(change.record.second or change.record.first)
+            and max(every) - change.number > OLD
+        ):
+            yield Choice(every - {change.number}, {})
+
+
 class State(NamedTuple):
     at: int
     choice: Choice

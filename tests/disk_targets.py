@@ -14,16 +14,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import contracts_sinks
 import disk_states
 import scenarios
-from disk_workloads import REMOVED, mark_commits, message
+from disk_workloads import REMOVED, check_here, mark_commits, message
 
 import cues
 from cues import faults, testing
@@ -31,7 +32,7 @@ from cues.checkpoints import sync_names
 from cues.errors import QueueNotFound
 from cues.processors.file_source import Files
 from cues.queues.store import Store
-from cues.tools import backup, compaction
+from cues.tools import backup, check, compaction
 
 open_store = functools.partial(cues.open, map_size=scenarios.MAP_BYTES)
 
@@ -136,6 +137,54 @@ def continue_directory(root: str, durability: str) -> dict[str, Any]:
     return {"problems": inspection.problems_of(root + "/queues"), **results[0]}
 
 
+class Died(BaseException):
+    """The process is gone."""
+
+
+@contextlib.contextmanager
+def dying(at: int, below: str) -> Iterator[list[int]]:
+    """End the block before its sync number ``at`` of a directory. Yields a list with the number that is left."""
+    left, fsync = [at], os.fsync
+
+    def sync(file: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{file}")
+        if os.path.isdir(path) and Path(path).is_relative_to(below):
+            left[0] -= 1
+            if left[0] == 0:
+                raise Died
+        fsync(file)
+
+    os.fsync = sync
+    try:
+        with contextlib.suppress(Died):
+            yield left
+    finally:
+        os.fsync = fsync
+
+
+def run_unsynced(root: str, durability: str) -> None:
+    """Drivers that die before they sync a folder of the directory: the first one its first folder, and so on.
+
+    A name that got into the folder is seen by the next driver. The last one does all that is left.
+    """
+    for life in itertools.count(1):
+        run = None
+        with dying(life, root + "/queues") as left:
+            run = _driver(root, durability)
+            mark_commits(lambda run=run: {} if run.assembly.store.closed else {"home": run.assembly.store})  # type: ignore[misc]
+            run.claim()
+            while _turn(run, COUNT):
+                pass
+        if run is not None:
+            run.close()
+            if left[0] > 0:
+                return
+
+
+has_unsynced = has_directory
+continue_unsynced = continue_directory
+
+
 # --- backups --------------------------------------------------------------------------------------
 
 BACKUPS = 3
@@ -198,6 +247,56 @@ def continue_backup(root: str, _: str) -> dict[str, Any]:
             backup.restore(root + "/backups", path)
             assert _whole(path) == 4 * BACKUPS
     return {"problems": problems, "end": _whole(Path(root, "store"))}
+
+
+# --- stores whose makers die before a sync --------------------------------------------------------
+
+
+def run_makers(root: str, _: str) -> None:
+    """Stores that are made, restored and compacted by processes that die before a sync of a directory: the first one
+    before the first sync, and so on. The next process opens the store, and appends.
+    """
+    check.walk = check_here
+    with open_store(root + "/first") as store:
+        _grow(store, 2)
+        backup.backup(store, root + "/backups")
+    acts: dict[str, Callable[[Path], object]] = {
+        "made": lambda path: open_store(path).close(),
+        "restored": lambda path: backup.restore(root + "/backups", path),
+        "compacted": compaction.compact,
+    }
+    for name, act in acts.items():
+        for at in itertools.count(1):
+            path = Path(root, name, str(at), "store")
+            if act == compaction.compact:
+                with open_store(path) as store:
+                    _grow(store, 2)
+            with dying(at, root) as left:
+                act(path)
+            if not (path / "data.mdb").exists():
+                act(path)
+            with open_store(path) as store:
+                _grow(store, 4)
+                has(**{f"{name} {at}": store.queue("in").last_index})
+            if left[0] > 0:
+                break
+
+
+def has_makers(root: str, _: str) -> dict[str, int]:
+    return {f"{path.parts[-3]} {path.parts[-2]}": _whole(path) for path in _made(root)}
+
+
+def _made(root: str) -> list[Path]:
+    return [file.parent for file in Path(root).glob("*/*/store/data.mdb")]
+
+
+def continue_makers(root: str, _: str) -> dict[str, Any]:
+    problems = []
+    for path in _made(root):
+        with open_store(path) as store:
+            _grow(store, 6)
+            problems += store.check()
+    return {"problems": problems}
 
 
 # --- compaction -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -137,6 +138,8 @@ WORKLOADS = {
     "reading from a process store": of_graph("stream from abroad", "disk", "process"),
     "a shared directory": beside("directory", "disk", "pyspark directory_steps deltalake"),
     "a shared directory of a process store": beside("directory", "process", "pyspark directory_steps deltalake"),
+    "drivers that die before a sync": beside("unsynced", "disk", "pyspark directory_steps deltalake"),
+    "makers that die before a sync": beside("makers", "disk"),
     "backups and restores": beside("backup", "disk"),
     "compaction": beside("compact", "disk"),
     "compaction of a process store": beside("compact", "process"),
@@ -338,6 +341,27 @@ def test_all_states_of_a_small_workload(most: int | None, recording: Recorder, q
     assert not wrong, wrong
     print(f"few appends, all states: {dict(found)}")
     assert found["exact"] >= 40
+
+
+DYING = {
+    "drivers that die before a sync": re.compile(r"/(_delta_log|_cues/steps/[^/]*)/\d+\.json$"),
+    "makers that die before a sync": re.compile(r"/(data\.mdb|store|\d+|made|restored|compacted)$"),
+}
+"""Workloads of processes that die before a sync, and the names that the next process relies on: records and entries of
+logs; data files and the directories above."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DYING)
+def test_a_name_that_a_process_did_not_sync_before_it_died_is_not_lost_later(
+    name: str, recording: Recorder, quick: Path
+) -> None:
+    """Each such name is lost alone, after the next process has gone on from it."""
+    chosen = functools.partial(disk_states.old_names, wanted=DYING[name])
+    found, wrong = lose_power(recording(name), quick, 40, chosen=chosen)
+    assert not wrong, wrong
+    print(dict(found))
+    assert found["exact"]
 
 
 MOMENTS = {
