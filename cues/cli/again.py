@@ -30,3 +30,9 @@ def paused(pause: ProcessorPause, text: str, store: str | None) -> str:
 def errors_of(text: str, store: str | None) -> str:
     """The command that lists the error messages of a graph file, a store or a directory."""
     return f"cues errors {quoted(text)}" + (f" --store {quoted(store)}" if store else "")
+
+
+def run_again(graph: str, queues: str | None, store: str | None) -> str:
+    """The command that continues a run of a graph file; ``queues`` is the directory of its queues, if it has one."""
+    directory = f" --engine spark --queues {quoted(queues)}" if queues else ""
+    return f"cues run {quoted(graph)}{directory}" + (f" --store {quoted(store)}" if store else "")

@@ -9,12 +9,15 @@ import click
 from cues.base import events
 from cues.base.texts import count, quoted
 from cues.cli import options
+from cues.cli.again import run_again
 from cues.cli.options import command, store_option
 from cues.cli.output import CommandOutput, TableColumn, output_options
 from cues.cli.printing import out
+from cues.engine import record
 from cues.errors import StoreNotFound
 from cues.graphs import graphfile
 from cues.graphs.graphfile import shown
+from cues.operate.refused import Refused
 from cues.operate.target import store_of
 
 _COLUMNS = (TableColumn("processor", "processor"), TableColumn("wrote", "written", right=True))
@@ -42,6 +45,12 @@ def close(graph: str, store: str | None, output: CommandOutput) -> int:
     path = store_of(file, chosen)
     if not (path / "data.mdb").exists():
         raise StoreNotFound(f"There is no store at {shown(path)}.", f"run the graph first: cues run {quoted(graph)}.")
+    if (noted := record.queues_of(path, file.graph.id)) is not None:
+        raise Refused(
+            f"cues close is for stores, and the last run of {file.graph.id} had its queues in {noted.directory}: in the"
+            " store its streams and sinks would begin anew.",
+            f"start it there, and it closes what at_end= says: {run_again(graph, noted.directory, chosen)}.",
+        )
     finished: list[str] = []
 
     def note(event: events.Event) -> None:

@@ -25,6 +25,7 @@ import click
 from cues.base import collector, events
 from cues.base.texts import quoted
 from cues.cli import options, page
+from cues.cli.again import run_again
 from cues.cli.options import command, local, option, store_option, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.printing import is_terminal
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from cues.graphs.plan import Plan
     from cues.tools.exporter import MetricsServer
 
+_STARTS: Final = "The run ends when Spark has started. Ctrl-C again ends at once, which loses nothing.\n"
+"""It is printed after a signal during the start, which takes seconds."""
 ABORT_WAIT_S: Final = 2.0
 """Seconds for which an abort waits for the steps under way."""
 
@@ -266,14 +269,13 @@ def run(
         progress,
         _logs_to(progress),
         contextlib.ExitStack() as pages,
-        _Signals(watcher) as signals,
+        _Signals(watcher, _STARTS if engine == "spark" else "") as signals,
     ):
         if noted is not None:
             text = (
                 f"the last run had its queues in {noted.directory}. This one has them in the store"
                 f" {shown(path)}: its streams and sinks do not continue there, but after their last steps in the"
-                f" store, or at the start. To continue: cues run {quoted(graph)} --engine spark --queues"
-                f" {quoted(noted.directory)}"
+                f" store, or at the start. To continue: {run_again(graph, noted.directory, chosen)}"
             )
             progress.event(events.Event("", text, logging.WARNING))
         running = file.graph.start(
@@ -475,7 +477,9 @@ class _Signals:
     gets SIGTERM from its watcher for each Ctrl-C.
     """
 
-    def __init__(self, watcher: Watcher | None = None) -> None:
+    def __init__(self, watcher: Watcher | None = None, starts: str = "") -> None:
+        """``starts`` is printed at the first signal during the start."""
+        self._starts = starts
         self._numbers = (signal.SIGTERM,) if watcher is not None else (signal.SIGINT, signal.SIGTERM)
         # SimpleQueue.put may be called from a signal handler; Event.set and Condition may not.
         self.inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -493,6 +497,8 @@ class _Signals:
         self._count += 1
         if self._count > self.most:
             os._exit(options.INTERRUPTED)
+        if self.most == 1:
+            os.write(2, self._starts.encode())  # not print(), which may be in the middle of a line of this thread
         self.inbox.put(("signal", number))
 
     def __exit__(self, *_: object) -> None:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from cues.base import events
 from cues.base.data import dataclass
-from cues.base.texts import count, duration, quoted
-from cues.cli.again import errors_of, paused
+from cues.base.texts import count, duration
+from cues.cli.again import errors_of, paused, run_again
 from cues.cli.output import CommandOutput, TableColumn
 from cues.cli.printing import out
 from cues.errors import CuesError
@@ -68,9 +68,9 @@ class Summary:
     def __init__(self, running: Running, target: str, before: Before, store: str | None) -> None:
         """``target`` is the graph file, ``store`` the value of ``--store``."""
         self._running = running
-        self._again = f"cues run {quoted(target)}" + (f" --store {quoted(store)}" if store else "")
         self._queues = queues_of(running)
         named, known = self._queues.named, self._queues.before
+        self._again = run_again(target, named, store)
         self._errors = errors_of(named or target, None if named else store)
         self._before = Before({**before.ends, **known.ends}, {**before.positions, **known.positions})
         self._started_at = time.monotonic()

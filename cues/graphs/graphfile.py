@@ -199,7 +199,7 @@ def _no_file(path: Path) -> FileFailed:
 
     near = difflib.get_close_matches(path.name, candidates, 1)
     return FileFailed(
-        f"There is no file {path}.",
+        f"{path} is a directory, and a graph file is expected." if path.is_dir() else f"There is no file {path}.",
         f"cues run {quoted(folder / near[0])}." if near else "give the path of a Python file that holds a cues.Graph.",
         trace="",
     )

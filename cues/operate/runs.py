@@ -49,7 +49,7 @@ class RunRequest:
 
     def __post_init__(self) -> None:
         sparks = {"--master": self.master, "--queues": self.queues, "--backfill": "" if self.backfill else None}
-        sparks |= {"--conf": next(iter(self.conf), None)}
+        sparks |= {"--conf": next((text.partition("=")[0] for text in self.conf), None)}  # a value may be a secret
         given = [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
         is_spark, is_shared = self.engine == "spark", self.queues is not None
         backfills = "--backfill processes the messages that are on the queues"
@@ -76,6 +76,15 @@ class RunRequest:
             if refused:
                 raise Refused(message, hint)
         self.settings()
+        if self.master is not None:
+            from cues.spark import conf
+
+            try:
+                conf.require_master(self.master)
+            except InvalidArgument as error:
+                raise Refused(error.message, error.hint) from None
+            if self.master.startswith(conf.CONNECT):
+                raise conf.no_driver()
 
     def require(self) -> None:
         """Check what the engine needs, before anything is changed. A directory for the queues need not exist yet."""
@@ -83,10 +92,10 @@ class RunRequest:
             from cues.spark.session import require
 
             require()
-        if self.queues is not None and self.dry_run:
-            from cues.spark.cluster.files import open_files
+        if self.queues is not None:
+            from cues.spark.cluster.files import require_place
 
-            open_files(self.queues, make=False)
+            require_place(self.queues)
 
     def settings(self) -> dict[str, str]:
         """The settings of Spark by name. Raises :class:`Refused` for one that cannot be given."""

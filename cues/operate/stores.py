@@ -17,7 +17,7 @@ from cues.base import clock
 from cues.base.names import ProcessorId
 from cues.engine import history, identities, record, redriving, standing
 from cues.engine.status import processor_of
-from cues.errors import QueueNotFound
+from cues.errors import QueueNotFound, StoreNotFound
 from cues.graphs import draw
 from cues.graphs.graph import Graph
 from cues.graphs.graphfile import shown
@@ -127,7 +127,12 @@ class StorePlace:
 
     def only_directories(self, what: str, hint: str) -> NoReturn:
         """Refuse: it is a store. ``what`` is a subject and its verb, such as ``cues vacuum is``."""
-        self.target.require()
+        if not self.target.exists:
+            raise StoreNotFound(
+                f"There is no directory of cues run --queues at {self.target.path}: the file _cues/id.json is missing.",
+                "give the path or the URL that cues run --queues has.",
+                path=str(self.target.path),
+            )
         raise Refused(f"{what} for directories of cues run --queues, and {self.target.path} is a store.", hint)
 
     # --- measure ---

@@ -1,6 +1,7 @@
 """Settings of Spark that a user gives with ``conf=`` and ``--conf NAME=VALUE``.
 
     parsed(texts)             NAME=VALUE of a command line
+    require_master(master)    refuses what is no master of a graph
     checked(conf)             the settings as text; before Spark starts, those that Cues must set are refused by name
     set_in(session, conf)     set them in a session that was made here
     copy_with(session, conf)  a copy of the session of the user that has them
@@ -22,6 +23,13 @@ from cues.errors import InvalidArgument, Unsupported
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+CONNECT: Final = "sc://"
+"""The scheme of Spark Connect servers."""
+_MASTER: Final = re.compile(
+    r"local(\[([1-9]\d*|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
+    r"|spark://[^\s/,]+:\d+(,[^\s/,]+:\d+)*|yarn|k8s://\S+|sc://\S+"
+)
+"""The masters that Spark's launcher accepts. It refuses others after seconds, with a page of Java."""
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
 """The number of partitions after a shuffle, and of the state of a query."""
 SHUFFLES_PER_CORE: Final = 2
@@ -70,11 +78,29 @@ def parsed(texts: Iterable[str]) -> dict[str, str]:
             )
         if conf.setdefault(name, value) != value:
             raise InvalidArgument(
-                f"--conf gives {name} twice, with different values: {shown({name: conf[name]})} and"
-                f" {shown({name: value})}.",
+                f"--conf gives {name} twice, with different values: {shown({name: conf[name]})[name]} and"
+                f" {shown({name: value})[name]}.",
                 "give it once.",
             )
     return checked(conf)
+
+
+def require_master(master: str | None) -> None:
+    """Raise :class:`InvalidArgument` if this is not the URL of a master. Nothing is started, and nothing is asked."""
+    if master is not None and not _MASTER.fullmatch(master):
+        raise InvalidArgument(
+            f"{quoted(master)} is not a master of Spark.",
+            "give local[*], local[4], spark://host:7077, yarn or k8s://https://host:443.",
+        )
+
+
+def no_driver() -> Unsupported:
+    """The error for a graph on Spark Connect."""
+    return Unsupported(
+        "A graph needs the driver of Spark in this process, and a session of Spark Connect has only a client here.",
+        "use a master such as local[*] or spark://host:7077; or read and write queues through Spark Connect, with the"
+        " format cues.",
+    )
 
 
 def checked(conf: Mapping[str, Any] | None) -> dict[str, str]:
@@ -123,6 +149,11 @@ def _text(name: str, value: Any) -> str:
 def shown(conf: Mapping[str, str]) -> dict[str, str]:
     """Settings for people: values of secrets are ``***``."""
     return {name: "***" if _SECRET.search(name) else value for name, value in conf.items()}
+
+
+def is_for_java(name: str) -> bool:
+    """Return True if Spark's launcher uses the setting, and can end with it before there is a session."""
+    return name in _OF_JAVA or name.startswith(("spark.jars", "spark.submit."))
 
 
 def require_before_java(conf: Mapping[str, str]) -> None:

@@ -22,8 +22,9 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -38,12 +39,14 @@ from cues.spark.installed import DAEMON, require_pyspark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CONNECT: Final = "sc://"
-"""The scheme of Spark Connect servers."""
+CONNECT: Final = settings_of.CONNECT
 EXECUTORS_LATE_S: Final = 20.0
 """Time without executors after which a warning says so. Spark itself waits without end, and logs it in a log that few
 people read."""
 _CONNECT_PORT: Final = 15002
+_STANDALONE: Final = "spark://"
+ANSWER_S: Final = 5.0
+"""Time for which a server or a master is asked again until it answers. Spark itself tries for minutes."""
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DAEMON_SETTING: Final = "spark.python.daemon.module"
 _LOG_SETTINGS: Final = """\
@@ -53,7 +56,9 @@ rootLogger.appenderRef.stderr.ref = stderr
 # The same level as the root's, or Spark announces that it sets another.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
-# An error of a task is in the exception that the driver raises, or the task was repeated.
+# An error of the start, and of a task, is in the exception that the driver raises, or the task was repeated.
+logger.context.name = org.apache.spark.SparkContext
+logger.context.level = off
 logger.task.name = org.apache.spark.executor.Executor
 logger.task.level = off
 logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
@@ -220,6 +225,7 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
     from pyspark.sql import SparkSession
 
     submitted = _submitted()
+    settings_of.require_master(master)
     if submitted:
         settings_of.require_before_java(conf or {})
     if master is None and not submitted:
@@ -235,6 +241,10 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
             chosen = {_DAEMON_SETTING: DAEMON, **chosen}
         if not submitted:
             during.enter_context(_environment("JAVA_HOME", str(java.find().home)))
+            if master is not None and master.startswith(_STANDALONE):
+                hosts = [place.rpartition(":") for place in master.removeprefix(_STANDALONE).split(",")]
+                places = [(host.strip("[]"), int(port)) for host, _, port in hosts]
+                _require_answer("master of Spark", master, places, "7077")
             if stays_here(master or ""):
                 during.enter_context(_environment("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")))
             options = during.enter_context(_log_settings())
@@ -247,16 +257,24 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
         try:
             return builder.getOrCreate()
         except Exception as error:
-            why = in_short(error)
-            if "stopped SparkContext" in why:
-                why = "no master answers there, or it refused"
-            guilty = [name for name, value in (conf or {}).items() if name in why or value in why]
-            raise Unsupported(
-                f"Spark did not start with the master {master or 'of spark-submit'}: {why}.",
-                f"check the setting {' and '.join(guilty)}, and the master."
-                if guilty
-                else "use the address that the master's log and web page show, spark://host:7077.",
-            ) from None
+            raise _not_started(error, master, conf or {}) from None
+
+
+def _not_started(error: Exception, master: str | None, conf: Mapping[str, str]) -> Unsupported:
+    why = in_short(error)
+    guilty = [name for name, value in conf.items() if name in why or value in why]
+    hint = "use the address that the master's log and web page show, spark://host:7077."
+    if "stopped SparkContext" in why:
+        why = "no master answers there, or it refused"
+    elif "JAVA_GATEWAY_EXITED" in why:
+        why = "Java ended, and the lines before this one say why"
+        guilty = guilty or [name for name in conf if settings_of.is_for_java(name)]
+        hint = "do what these lines say; java -version shows whether Java runs at all."
+    elif master is None or not master.startswith(_STANDALONE):
+        hint = "check the master, and the variables SPARK_… of this process."
+    if guilty:
+        hint = f"check {'the setting' if len(guilty) == 1 else 'the settings'} {', '.join(guilty)}, and the master."
+    return Unsupported(f"Spark did not start with the master {master or 'of spark-submit'}: {why}.", hint)
 
 
 def _connect(url: str, name: str) -> SparkSession:
@@ -264,18 +282,30 @@ def _connect(url: str, name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     server = urlsplit(url)
-    try:  # pyspark itself tries for ten minutes
-        socket.create_connection((server.hostname or "", server.port or _CONNECT_PORT), 10.0).close()
-    except OSError as error:
-        raise Unsupported(
-            f"No Spark Connect server answers at {url} ({error}).", "check the address, and that the server runs."
-        ) from None
+    _require_answer("Spark Connect server", url, [(server.hostname or "", server.port or _CONNECT_PORT)], "15002")
     try:
         return SparkSession.builder.remote(url).appName(name).getOrCreate()
     except ImportError as error:
         raise NotInstalled(
             f"Spark Connect needs more packages ({in_short(error)}).", "run pip install 'pyspark[connect]'."
         ) from None
+
+
+def _require_answer(what: str, url: str, places: Iterable[tuple[str, int]], port: str) -> None:
+    """Raise :class:`Unsupported` if nothing listens at any of these places for :data:`ANSWER_S`."""
+    until = time.monotonic() + ANSWER_S
+    while True:
+        for place in places:
+            try:
+                return socket.create_connection(place, ANSWER_S).close()
+            except OSError as error:
+                why = error
+        if time.monotonic() >= until:
+            raise Unsupported(
+                f"No {what} answers at {url} ({why}).",
+                f"check that it runs, the address (its log and its web page show it), and the port, mostly {port}.",
+            )
+        time.sleep(0.5)
 
 
 def _submitted() -> bool:

@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from cues.base import events
-from cues.errors import Unsupported
 from cues.graphs.processor import Node
+from cues.spark.conf import CONNECT, no_driver
 from cues.spark.executor import require_arrival, require_travel
-from cues.spark.session import CONNECT, opened_session, require_workers
+from cues.spark.session import opened_session, require_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,11 +50,7 @@ def open_session(
     be loaded by an executor, and :class:`Unsupported` if the session's workers have another Python or no Cues.
     """
     if (master or "").startswith(CONNECT) or (spark is not None and not hasattr(spark, "sparkContext")):
-        raise Unsupported(
-            "A graph needs the driver of Spark in this process, and a session of Spark Connect has only a client here.",
-            "use a master such as local[*] or spark://host:7077; or read and write queues through Spark Connect, with"
-            " the format cues.",
-        )
+        raise no_driver()
     session = opened.enter_context(opened_session(master, f"cues {graph.id}", spark, conf))
     ship(session, graph, plan)
     require_workers(session, lambda text: emit(events.Event("", text, logging.WARNING)))

@@ -50,7 +50,7 @@ from cues.spark.cluster.delays import without_delays
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.driver import Driver, new_owner
 from cues.spark.cluster.feeder import Feeder
-from cues.spark.cluster.files import ID, folder_of, open_files, sealed_json
+from cues.spark.cluster.files import ID, folder_of, open_files, require_place, sealed_json
 from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import held
@@ -323,7 +323,8 @@ class ClusterEngine:
         opening = {"before_claim": self._open_queues}
         self.sources = EmbeddedEngine(source_graph(graph, plan), **self._options, **opening)
         place, owner = os.fspath(self._place), new_owner()
-        files = open_files(place, make=False)  # before Spark starts: the place may be wrong
+        require_place(place)  # before Spark starts
+        files = open_files(place, make=False)
         _refuse_store(files, graph, self._options["store"])
         exists = files.size(ID) is not None
         try:

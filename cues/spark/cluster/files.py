@@ -44,6 +44,7 @@ from urllib.parse import unquote
 
 import xxhash
 
+from cues.base.texts import quoted
 from cues.errors import Diverged, Unsupported
 from cues.overrides import override
 from cues.records import sealed
@@ -54,6 +55,8 @@ ID: Final = "_cues/id.json"
 """The file that makes a directory one of queues."""
 _STORES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 """The schemes of object stores."""
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}")
+"""The beginning of a URL; Hadoop also writes it with one slash, as in ``dbfs:/flights``."""
 _PARTITION: Final = "="
 """It is in the name of a folder of a Delta table's partition. No folder of :func:`folder_of` has it."""
 _COPIES: Final = 16
@@ -78,15 +81,25 @@ def open_files(place: str, make: bool = True) -> Files:
 
     Executors do not make it: what they do not see is not shared with the driver.
     """
-    scheme, separator, rest = place.partition("://")
     if is_object_store(place):
         return ObjectFiles(place)
-    if separator and scheme != "file":
+    scheme, path = "", place
+    if found := _SCHEME.match(place):
+        scheme, path = found[1], unquote(place.removeprefix("file:").removeprefix("//"))
+    if not path or scheme not in ("", "file"):
+        why = f"{found[0]} is not supported" if found else "the name is empty"
         raise Unsupported(
-            f"Queues cannot be kept in {place}: {scheme}:// is not supported.",
-            f"name a path that every machine has mounted, or a URL that begins with {', '.join(_STORES)}.",
+            f"Queues cannot be kept in {quoted(place)}: {why}.",
+            f"name a path that every machine has mounted, or a URL that begins with {':// or '.join(_STORES)}://.",
         )
-    return LocalFiles(unquote(rest) if separator else place, make)
+    return LocalFiles(path, make)
+
+
+def require_place(place: str) -> None:
+    """Raise :class:`Unsupported` if the directory cannot be reached, or cannot be made. Nothing is changed."""
+    files = open_files(place, make=False)
+    if isinstance(files, LocalFiles):
+        files.require_makeable()
 
 
 class Files(ABC):
@@ -203,10 +216,21 @@ class LocalFiles(Files):
             if make:
                 _make_durable(self.url)
         except OSError as error:
-            raise Unsupported(
-                f"The queues cannot be kept in {self.url}: {error.strerror}.",
-                "name a directory that this machine and all executors share.",
-            ) from error
+            raise self._unusable(error.strerror) from error
+
+    def require_makeable(self) -> None:
+        """Raise :class:`Unsupported` if this is not a directory into which this process may write, and cannot be."""
+        there = Path(self.url)
+        while not os.path.lexists(there):
+            there = there.parent
+        if not there.is_dir():
+            raise self._unusable(f"{there} is not a directory")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise self._unusable(f"this user may not write into {there}")
+
+    def _unusable(self, why: str | None) -> Unsupported:
+        text = f"The queues cannot be kept in {self.url}: {why}."
+        return Unsupported(text, "name a directory that this machine and all executors share.")
 
     def path(self, name: str) -> str:
         return os.path.join(self.url, name)
@@ -362,10 +386,11 @@ class ObjectFiles(Files):
             self.store: Any = from_url(self.url.replace("s3a://", "s3://", 1))
             self.names("_cues")
         except Exception as error:
-            raise Unsupported(
-                f"The queues cannot be kept in {self.url}: {str(error).partition(chr(10))[0]}.",
-                "check the name, and the variables with the credentials of the object store.",
-            ) from error
+            why = str(error).partition("\n")[0].rstrip(".")
+            hint = "check the name, and the variables with the credentials of the object store."
+            if "builder error" in why:
+                hint = "set AWS_ALLOW_HTTP=true if the address of the store (AWS_ENDPOINT_URL) begins with http://."
+            raise Unsupported(f"The queues cannot be kept in {place}: {why}.", hint) from error
 
     @override
     def names(self, folder: str) -> list[str]:
