@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from ports import free_port
 from terminal import cues as command
 
 import cues
@@ -15,10 +17,12 @@ from cues import Graph
 from cues.cli.purge import purge
 from cues.errors import CuesError, InvalidArgument, MessagesPurged, TopologyChanged, Unsupported
 from cues.spark import conf
+from cues.spark.cluster.files import require_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+session = importlib.import_module("cues.spark.session")  # cues.spark.session is the function
 GRAPH = """
 import cues
 graph = cues.Graph("g", durability="process")
@@ -70,12 +74,14 @@ def test_values_of_python_become_text_and_secrets_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--conf", "spark.a=1"], "--conf spark.a=1 is an option of Spark.\nTry: add --engine spark."),
-        (["--workers", "2", "--conf", "spark.a=1"], "--conf spark.a=1 is an option of Spark."),
+        (["--conf", "spark.a=1"], "--conf spark.a is an option of Spark.\nTry: add --engine spark."),  # a secret?
+        (["--workers", "2", "--conf", "spark.a=1"], "--conf spark.a is an option of Spark."),
         (["--engine", "spark", "--conf", "spark.a"], "--conf spark.a is not a setting of Spark."),
-        (["--engine", "spark", "--conf", "spark.a=1", "--conf", "spark.a=2"], "--conf gives spark.a twice"),
+        (["--engine", "spark", "--conf", "spark.a=1", "--conf", "spark.a=2"], "values: 1 and 2."),
         (["--engine", "spark", "--conf", "spark.master=local"], "spark.master is not a setting that can be given here"),
         (["--engine", "spark", "--conf", "a=1"], "'a' is not a name of a setting of Spark"),
+        (["--engine", "spark", "--master", "local[x]"], "'local[x]' is not a master of Spark.\nTry: give local[*]"),
+        (["--engine", "spark", "--master", "sparc://host:7077", "--dry-run"], "is not a master of Spark."),
     ],
 )
 def test_a_command_with_a_wrong_setting_ends_before_anything_is_made(
@@ -86,6 +92,54 @@ def test_a_command_with_a_wrong_setting_ends_before_anything_is_made(
     assert said in done.err
     assert "Try: " in done.err
     assert not (file.parent / "data").exists()
+
+
+MASTERS = ("local", "local[*]", "local[2]", "local[2, 3]", "local-cluster[2,1,1024]", "yarn", "k8s://https://host:443")
+
+
+@pytest.mark.parametrize("master", [*MASTERS, "spark://host:7077", "spark://a:7077,b:7077", "spark://[::1]:7077"])
+def test_the_masters_of_spark_are_accepted(master: str) -> None:
+    conf.require_master(master)
+
+
+@pytest.mark.parametrize("master", ["", "local[0]", "local[]", "spark://host", "host:7077", "mesos://host:5050", "k8s"])
+def test_another_master_is_refused_before_java_starts(master: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"is not a master of Spark\.\n?.*give local\[\*\]"):
+        session.start(master)
+
+
+def test_a_master_that_does_not_answer_is_named_before_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "ANSWER_S", 0.1)
+    monkeypatch.setenv("SPARK_HOME", "/nowhere")  # Spark could not be started at all
+    address = f"spark://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with pytest.raises(Unsupported, match=rf"No master of Spark answers at {address} \(.*refused.*mostly 7077"):
+        session.start(address)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("", "the name is empty"),
+        ("dbfs:/flights", "dbfs:/ is not supported"),
+        ("s3:/bucket/flights", "s3:/ is not supported"),
+        ("graph.py", "graph.py is not a directory"),
+        ("graph.py/queues", "graph.py is not a directory"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_place_that_cannot_hold_queues_is_refused_before_spark_starts(
+    place: str, said: str, more: list[str], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/nowhere")
+    done = command("run", file, "--engine", "spark", "--queues", place, *more)
+    assert done.code == 1 and said in done.err and "Try: " in done.err, done
+    assert [each.name for each in file.parent.iterdir()] == ["graph.py"]
+
+
+def test_a_directory_that_does_not_exist_yet_is_not_made_by_a_check(tmp_path: Path) -> None:
+    for place in (str(tmp_path / "a" / "b"), f"file:{tmp_path}/a", f"file://{tmp_path}/a"):
+        require_place(place)
+    assert not (tmp_path / "a").exists()
 
 
 def test_the_embedded_engine_refuses_options_of_spark_in_python() -> None:
@@ -111,7 +165,26 @@ def test_settings_of_a_file_are_a_list(file: Path) -> None:
     assert "  spark.cores.max = 3\n  spark.b = 1=2\n" in text
 
 
+def test_a_start_that_fails_names_the_settings_that_spark_or_java_did_not_take() -> None:
+    said = {
+        "The value 'abc' in the config \"spark.sql.shuffle.partitions\" is invalid": "check the setting spark.sql.shuf",
+        "[JAVA_GATEWAY_EXITED] Java gateway process exited": "check the setting spark.driver.memory.",
+    }
+    given = {"spark.sql.shuffle.partitions": "abc", "spark.driver.memory": "lots", "spark.cores.max": "2"}
+    for text, hint in said.items():
+        assert session._not_started(RuntimeError(text), "local[2]", given).hint.startswith(hint)
+    assert "java -version" in session._not_started(RuntimeError("[JAVA_GATEWAY_EXITED] x"), None, {}).hint
+
+
 # --- with Spark ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_value_that_spark_does_not_understand_ends_the_start_with_the_name(file: Path) -> None:
+    """Spark looks at this one when the session is first used."""
+    done = command("run", file, "--engine", "spark", "--conf", "spark.sql.shuffle.partitions=abc")
+    assert done.code == 1 and "check the setting spark.sql.shuffle.partitions." in done.err, done
+    assert "Traceback" not in done.err and "\tat " not in done.err, done
 
 
 def test_a_session_that_runs_changes_only_what_it_can(spark: SparkSession) -> None:

@@ -287,8 +287,8 @@ def test_a_wait_for_executors_is_reported(cluster: Cluster, tmp_path: Path) -> N
 def test_a_master_that_does_not_answer_is_reported_in_a_sentence(tmp_path: Path) -> None:
     with Child(STARTS, "spark://127.0.0.1:1", tmp_path / "store") as child:
         assert child.line() == (
-            "Spark did not start with the master spark://127.0.0.1:1: no master answers there, or it refused."
-            " Try: use the address that the master's log and web page show, spark://host:7077."
+            "No master of Spark answers at spark://127.0.0.1:1 ([Errno 111] Connection refused). Try: check that it"
+            " runs, the address (its log and its web page show it), and the port, mostly 7077."
         )
 
 

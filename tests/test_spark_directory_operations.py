@@ -27,6 +27,8 @@ from test_spark_queues import filled, owner
 
 import cues
 from cues import Graph, codec, testing
+from cues.cli import target as target_of_commands
+from cues.engine import record
 from cues.errors import AlreadyRunning, Fenced
 from cues.operate import fresh
 from cues.spark.cluster.data import Writer
@@ -117,12 +119,50 @@ def test_commands_for_stores_refuse_a_directory(tmp_path: Path) -> None:
     made(tmp_path, 3)
     (tmp_path / "read me").write_text("a file of somebody else")
     before = sorted(tmp_path.rglob("*"))
-    for command in (["send", "--create"], ["export"], ["import"], ["compact"]):
-        more = ["x.jsonl"] if command == ["import"] else ["n=1"] if command[0] == "send" else []
-        target = tmp_path if command == ["compact"] else f"{tmp_path}#in"
-        assert "is for stores" in refused(2, *command, target, *more)
+    more = {
+        "send": ["n=1", "--create"], "import": ["x.jsonl"], "discard": ["--reason", "x"],
+        "backup": [str(tmp_path / "copy")], "follow": [str(tmp_path / "copy")], "salvage": [str(tmp_path / "copy")],
+    }  # fmt: skip
+    for command in {*target_of_commands._INSTEAD, "redrive", "discard", "history", "doctor"}:
+        error = refused(2, command, tmp_path, *more.get(command, []))
+        assert f"cues {command} is for stores" in error, error
+        assert "name the graph file or its store" not in error, "what a directory has instead"
     assert "is for stores" in refused(2, "queues", tmp_path, "--all")
+    for command in ("run", "close", "show"):
+        error = terminal.cues(command, tmp_path)
+        assert error.code and "graph file" in error.err and "There is no" not in error.err, error
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_commands_for_directories_refuse_what_is_none(tmp_path: Path) -> None:
+    for command in ("vacuum", "optimize"):
+        assert f"There is no directory of cues run --queues at {tmp_path}/none" in refused(
+            1, command, tmp_path / "none"
+        )
+
+
+def test_commands_with_a_graph_file_name_the_directory_of_the_last_run(tmp_path: Path) -> None:
+    """Its store has only the sources. ``cues close`` would call the sinks for all messages once more."""
+    file, store, directory = tmp_path / "graph.py", tmp_path / "store", tmp_path / "queues"
+    file.write_text(
+        "import cues\n"
+        "graph = cues.Graph('g', [cues.Source('in'), cues.Sink(print, 'in', id='s')], durability='process')"
+    )
+    with cues.open(store, durability="process") as opened:
+        opened.queue("in", create=True).appender().write({"n": 1})
+    made(directory, 3)
+    record.note_queues(str(store), "g", str(directory))
+    told = f"g last ran with its queues in {directory}"
+    for command in ("errors", "pause", "history"):
+        done = terminal.cues(command, file, "--store", store)
+        assert done.code == 0 and told in done.err and f"cues {command} {directory}" in done.err, done
+    assert f"cues tail {directory}#in" in terminal.cues("tail", f"{file}#in", "--store", store).err
+    assert told not in terminal.cues("tail", f"{store}#in").err
+    error = refused(2, "close", file, "--store", store)
+    assert f"cues close is for stores, and the last run of g had its queues in {directory}" in error
+    assert f"cues run {file} --engine spark --queues {directory} --store {store}" in error
+    with cues.open(store, readonly=True) as opened:
+        assert opened.queues() == ["in"], "no step was made"
 
 
 def test_queues_are_listed(tmp_path: Path) -> None:
@@ -178,8 +218,8 @@ def test_tail_follows_a_queue_until_it_is_interrupted_or_the_queue_is_gone(tmp_p
 
 def until_it_reads(place: Path, command: terminal.Command) -> None:
     """Append messages until the command, which waits for one, has printed it."""
-    for record in range(10, 100):
-        add(place, record, record=record)
+    for number in range(10, 100):
+        add(place, number, record=number)
         time.sleep(0.2)
         if command.process.poll() is not None:
             return

@@ -102,3 +102,22 @@ def test_a_java_that_is_too_old_is_named_with_its_version(machine: Machine) -> N
     assert f"JAVA_HOME: {home}/bin/java is version 8; PATH: {other}/bin/java is version 11;" in said
     assert hint.startswith("Try: ")
     assert not (machine.folder / "data").exists()
+
+
+def test_packages_that_a_run_needs_are_named_before_spark_starts(machine: Machine) -> None:
+    """Those of ``--queues`` too, and with --dry-run."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+    shared = ("--engine", "spark", "--queues", "queues", "--dry-run")
+    assert "pyspark is not installed" in machine.run(*shared).err
+    machine.install("pyspark", "py4j")
+    assert "--engine spark needs a package that is not installed: pyarrow." in machine.run(*shared).err
+    machine.install("pyarrow", "numpy", "pandas", "dateutil", "pytz", "six")
+    home = fake(machine.folder / "seventeen", 'openjdk version "17.0.2" 2022-01-18')
+    for found in (machine.run(*shared), machine.run(*shared[:-1], JAVA_HOME=str(home))):
+        assert (found.code, found.out) == (2, "")
+        assert found.err.splitlines() == [
+            "Error: --queues needs a package that is not installed: deltalake.",
+            "Try: run pip install 'cues-streams[spark]', or 'cues-streams[cluster]' where a cluster has a pyspark of"
+            " its own.",
+        ]
+    assert not (machine.folder / "queues").exists()

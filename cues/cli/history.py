@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cues.base import clock
-from cues.base.texts import brief, duration
+from cues.base.texts import brief, duration, quoted
 from cues.cli.options import command, option
 from cues.cli.output import CommandOutput, TableColumn, output_options, sparkline
 from cues.cli.printing import is_unicode, out
@@ -52,6 +52,7 @@ def history(place: Place, span: str, processor: str | None, output: CommandOutpu
       cues history data/shop --processor price --span day --json
     """
     now_s = clock.now_ns() / 1e9
+    place.only_stores("cues history is", f"use cues status {quoted(place.target.location)}, or Spark's own page.")
     found = {id: points for id, points in place.history(span).items() if processor is None or is_named(id, processor)}
     if output.json:
         output.rows([row for id, points in found.items() for row in _periods(id, points, span, now_s)], ())

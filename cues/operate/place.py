@@ -9,12 +9,11 @@ cannot do (:class:`Refused`, :class:`Unsupported`).
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from cues.base import names
-from cues.errors import BatchDamaged, NotInstalled, QueueNotFound, StoreNotFound
+from cues.errors import BatchDamaged, QueueNotFound, StoreNotFound
 from cues.operate.reading import FoundMessage, StoreReader
 from cues.operate.stores import StorePlace
 from cues.operate.target import Target
@@ -36,11 +35,9 @@ def place_of(target: Target, stores: Mapping[str, str] | None = None) -> Place:
     """
     if not (target.is_url or (target.path / "_cues" / "id.json").exists()):
         return StorePlace(target, stores)
-    if importlib.util.find_spec("deltalake") is None:
-        raise NotInstalled(
-            f"{target.location} is a directory of cues run --queues, and the packages that read it are not installed.",
-            "run pip install 'cues-streams[spark]'.",
-        )
+    from cues.spark.installed import require_packages
+
+    require_packages(f"{target.location}, a directory of cues run --queues,", "pyarrow", "deltalake")
     from cues.operate.directories import DirectoryPlace
 
     place = DirectoryPlace(target)

@@ -88,11 +88,14 @@ class RunRequest:
 
     def require(self) -> None:
         """Check what the engine needs, before anything is changed. A directory for the queues need not exist yet."""
-        if self.engine == "spark" and not self.dry_run:
+        if self.engine == "spark":
+            from cues.spark.installed import require_packages, require_pyspark
             from cues.spark.session import require
 
-            require()
+            require_pyspark() if self.dry_run else require()
+            require_packages("--engine spark", "pyarrow")
         if self.queues is not None:
+            require_packages("--queues", "deltalake")
             from cues.spark.cluster.files import require_place
 
             require_place(self.queues)

@@ -21,6 +21,7 @@ from cues.graphs.graph import Graph
 from cues.spark.backfill import BackfillEngine
 from cues.spark.conf import checked
 from cues.spark.driver import SparkEngine
+from cues.spark.installed import require_packages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +50,7 @@ def start(
     options: dict[str, Any] = {"store": store, "accept_topology": accept_topology, "take_over": take_over}
     engine: Engine
     if queues is not None:
+        require_packages("queues=", "deltalake")
         from cues.spark.cluster.engine import ClusterEngine
 
         if backfill:

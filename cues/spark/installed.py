@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from typing import Any, Final
 
@@ -9,6 +10,17 @@ from cues.errors import NotInstalled, Unsupported
 
 DAEMON: Final = "cues.spark.daemon"
 """The module from which the Python workers of a local master are forked; like those of Spark, a program of its own."""
+_EXTRA: Final = (
+    "run pip install 'cues-streams[spark]', or 'cues-streams[cluster]' where a cluster has a pyspark of its own."
+)
+
+
+def require_packages(what: str, *names: str) -> None:
+    """Raise :class:`NotInstalled` if a package is not installed that ``what`` needs, such as ``"--queues"``."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        needed = "a package that is" if len(missing) == 1 else "packages that are"
+        raise NotInstalled(f"{what} needs {needed} not installed: {', '.join(missing)}.", _EXTRA)
 
 
 def require_pyspark() -> None:

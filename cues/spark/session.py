@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from cues.base.logs import logger
-from cues.errors import NotInstalled, Unsupported
+from cues.errors import CuesError, NotInstalled, Unsupported
 from cues.spark import conf as settings_of
 from cues.spark import java
 from cues.spark.failures import in_short
@@ -119,7 +119,12 @@ def opened_session(
             used = settings_of.copy_with(used, given)
     try:
         if mine is not None:
-            settings_of.set_in(mine, given)
+            try:
+                settings_of.set_in(mine, given)
+            except CuesError:
+                raise
+            except Exception as error:  # Spark looks at some values at the first use of the session
+                raise _not_started(error, master, given) from None
         from cues.spark.datasource import source_for
 
         used.dataSource.register(source_for(used))
@@ -273,7 +278,7 @@ def _not_started(error: Exception, master: str | None, conf: Mapping[str, str]) 
     elif master is None or not master.startswith(_STANDALONE):
         hint = "check the master, and the variables SPARK_… of this process."
     if guilty:
-        hint = f"check {'the setting' if len(guilty) == 1 else 'the settings'} {', '.join(guilty)}, and the master."
+        hint = f"check {'the setting' if len(guilty) == 1 else 'the settings'} {', '.join(guilty)}."
     return Unsupported(f"Spark did not start with the master {master or 'of spark-submit'}: {why}.", hint)
 
 

@@ -48,6 +48,7 @@ from cues.base.texts import quoted
 from cues.errors import Diverged, Unsupported
 from cues.overrides import override
 from cues.records import sealed
+from cues.spark.installed import require_packages
 from cues.storage import door
 from cues.storage.datafile import sync_names
 
@@ -371,15 +372,10 @@ class ObjectFiles(Files):
 
     def __init__(self, place: str) -> None:
         super().__init__(place.rstrip("/"))
-        try:
-            import obstore
-            from obstore.store import from_url
-        except ImportError:
-            from cues.errors import NotInstalled
+        require_packages(place, "obstore")
+        import obstore
+        from obstore.store import from_url
 
-            raise NotInstalled(
-                f"{place} needs the package obstore, which is not installed.", "run pip install 'cues-streams[spark]'."
-            ) from None
         self.url = self.place
         self.obstore = obstore
         try:
