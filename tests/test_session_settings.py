@@ -172,8 +172,8 @@ def test_a_start_that_fails_names_the_settings_that_spark_or_java_did_not_take()
     }
     given = {"spark.sql.shuffle.partitions": "abc", "spark.driver.memory": "lots", "spark.cores.max": "2"}
     for text, hint in said.items():
-        assert session._not_started(RuntimeError(text), "local[2]", given).hint.startswith(hint)
-    assert "java -version" in session._not_started(RuntimeError("[JAVA_GATEWAY_EXITED] x"), None, {}).hint
+        assert session.not_started(RuntimeError(text), "local[2]", given).hint.startswith(hint)
+    assert "java -version" in session.not_started(RuntimeError("[JAVA_GATEWAY_EXITED] x"), None, {}).hint
 
 
 # --- with Spark ---------------------------------------------------------------------------------

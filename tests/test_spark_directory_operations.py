@@ -123,7 +123,7 @@ def test_commands_for_stores_refuse_a_directory(tmp_path: Path) -> None:
         "send": ["n=1", "--create"], "import": ["x.jsonl"], "discard": ["--reason", "x"],
         "backup": [str(tmp_path / "copy")], "follow": [str(tmp_path / "copy")], "salvage": [str(tmp_path / "copy")],
     }  # fmt: skip
-    for command in {*target_of_commands._INSTEAD, "redrive", "discard", "history", "doctor"}:
+    for command in {*target_of_commands.INSTEAD, "redrive", "discard", "history", "doctor"}:
         error = refused(2, command, tmp_path, *more.get(command, []))
         assert f"cues {command} is for stores" in error, error
         assert "name the graph file or its store" not in error, "what a directory has instead"
@@ -134,6 +134,7 @@ def test_commands_for_stores_refuse_a_directory(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.fast
 def test_commands_for_directories_refuse_what_is_none(tmp_path: Path) -> None:
     for command in ("vacuum", "optimize"):
         assert f"There is no directory of cues run --queues at {tmp_path}/none" in refused(
@@ -141,6 +142,7 @@ def test_commands_for_directories_refuse_what_is_none(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.fast
 def test_commands_with_a_graph_file_name_the_directory_of_the_last_run(tmp_path: Path) -> None:
     """Its store has only the sources. ``cues close`` would call the sinks for all messages once more."""
     file, store, directory = tmp_path / "graph.py", tmp_path / "store", tmp_path / "queues"
@@ -149,7 +151,7 @@ def test_commands_with_a_graph_file_name_the_directory_of_the_last_run(tmp_path:
         "graph = cues.Graph('g', [cues.Source('in'), cues.Sink(print, 'in', id='s')], durability='process')"
     )
     with cues.open(store, durability="process") as opened:
-        opened.queue("in", create=True).appender().write({"n": 1})
+        opened.queue("in").appender().write({"n": 1})
     made(directory, 3)
     record.note_queues(str(store), "g", str(directory))
     told = f"g last ran with its queues in {directory}"

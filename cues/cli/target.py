@@ -14,21 +14,21 @@ from cues.engine import record
 from cues.operate.place import Place, place_of
 from cues.operate.target import Target, resolve, shown
 
-_SENDS: Final = "name the graph file: the messages are put into its store, and the driver copies them into {}."
-_COPIES: Final = "copy {} with the tools of its file system or object store, while no driver runs."
-_STOPS: Final = "stop the driver, which loses nothing, and start it when the processor may continue; cues status {}."
-_INSTEAD: Final = {
+_SENDS: Final = "name the graph file: the messages are put into its store, and the driver copies them into {dir}."
+_COPIES: Final = "copy {dir} with the tools of its file system or object store, while no driver runs."
+_STOPS: Final = "stop the driver, which loses nothing, and start it when the processor may continue; cues status {dir}."
+INSTEAD: Final = {
     "send": _SENDS,
     "import": _SENDS,
     "pause": _STOPS,
     "resume": _STOPS,
     "backup": _COPIES,
     "follow": _COPIES,
-    "salvage": "run cues check {}, and put a copy of the damaged files back.",
-    "compact": "use cues optimize {}, and cues vacuum {}.",
-    "export": "use cues tail {}#QUEUE -n all --json; each queue is a Delta table too.",
-    "metrics": "use cues status {} --json, or cues run --metrics.",
-    "forget": "leave its records: only cues purge {}#QUEUE waits for a removed processor, and not with --force.",
+    "salvage": "run cues check {dir}, and put a copy of the damaged files back.",
+    "compact": "use cues optimize {dir}, and cues vacuum {dir}.",
+    "export": "use cues tail {dir}#QUEUE -n all --json; each queue is a Delta table too.",
+    "metrics": "use cues status {dir} --json, or cues run --metrics.",
+    "forget": "leave its records: only cues purge {dir}#QUEUE waits for a removed processor, and not with --force.",
 }
 """What to use for a directory instead of a command that is for stores."""
 _OF_PROCESSORS: Final = frozenset(
@@ -45,8 +45,8 @@ def takes_store(metavar: str) -> Callable[[F], F]:
 
     def run(fn: F, place: Place, given: dict[str, Any]) -> Any:
         target = place.target
-        hint = _INSTEAD.get(target.command.rpartition(" ")[-1], "name the graph file or its store.")
-        place.only_stores(f"{target.command} is", hint.format(quoted(target.location)))
+        hint = INSTEAD.get(target.command.rpartition(" ")[-1], "name the graph file or its store.")
+        place.only_stores(f"{target.command} is", hint.format(dir=quoted(target.location)))
         return fn(target=target, **given)
 
     return _argument(metavar, run)

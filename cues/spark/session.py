@@ -124,7 +124,7 @@ def opened_session(
             except CuesError:
                 raise
             except Exception as error:  # Spark looks at some values at the first use of the session
-                raise _not_started(error, master, given) from None
+                raise not_started(error, master, given) from None
         from cues.spark.datasource import source_for
 
         used.dataSource.register(source_for(used))
@@ -262,10 +262,11 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
         try:
             return builder.getOrCreate()
         except Exception as error:
-            raise _not_started(error, master, conf or {}) from None
+            raise not_started(error, master, conf or {}) from None
 
 
-def _not_started(error: Exception, master: str | None, conf: Mapping[str, str]) -> Unsupported:
+def not_started(error: Exception, master: str | None, conf: Mapping[str, str]) -> Unsupported:
+    """The error for a session that Spark could not make; it names the settings of which Spark or Java speaks."""
     why = in_short(error)
     guilty = [name for name, value in conf.items() if name in why or value in why]
     hint = "use the address that the master's log and web page show, spark://host:7077."
