@@ -88,7 +88,7 @@ class Connected:
         Time counts only while the source waits for events: the queue may take the one before for a long time.
         """
         first, heard = iter(early), time.monotonic()
-        while process is None or not process.stopping:
+        while not waits.stops(process):
             event = next(first, None)
             if event is None:
                 with contextlib.suppress(queue.Empty):

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from cues.arguments import check_number, text_of, texts_of, version_hint
 from cues.errors import Diverged, InvalidArgument
-from cues.processors import checks
+from cues.processors import checks, waits
 
 VERSION: Final = 1
 TELL_S: Final = 10.0
@@ -122,7 +122,7 @@ class Reading:
             return
         if self._in_snapshot or (self._position is None and self._source.snapshot):
             yield from self._snapshot()
-            if self._stopping:
+            if waits.stops(self._process):
                 return
         if self._position is None or self._in_snapshot:
             self._position = self._first()
@@ -171,10 +171,6 @@ class Reading:
         raise NotImplementedError
 
     @property
-    def _stopping(self) -> bool:
-        return self._process is not None and bool(self._process.stopping)
-
-    @property
     def _in_snapshot(self) -> bool:
         return self._position is not None and isinstance(self._position[2], list)
 
@@ -198,7 +194,7 @@ class Reading:
         for at in range(place, len(self._tables)):
             yield from self._rows(at, after)
             after = None
-            if self._stopping:
+            if waits.stops(self._process):
                 return
 
     # --- the changes ---

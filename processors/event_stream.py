@@ -103,7 +103,7 @@ class EventStream:
         hint = "give the source another id, which begins with the next events."
         checks.position_of(position, "cues.processors.event_stream", 2, hint)
         last, retry_s = position[1] if position else "", self.retry_s
-        while process is None or not process.stopping:
+        while not waits.stops(process):
             connection = Connection(self, last)
             try:
                 for event in connection.events(process):
@@ -183,7 +183,7 @@ class Connection:
 
     def events(self, process: Any) -> Iterator[Any]:
         """Yield events until the connection ends or the graph drains. Raises the error of the connection."""
-        while process is None or not process.stopping:
+        while not waits.stops(process):
             try:
                 found = self._events.get(timeout=waits.LOOK_S)
             except queue.Empty:

@@ -736,17 +736,14 @@ class Waiting:
         """
         waits.answered(self._process)
         limit = self._source.idle_exit_s if at_end else None
-        if self._stops() or (limit is not None and self.clock() - self._since >= limit):
+        if waits.stops(self._process) or (limit is not None and self.clock() - self._since >= limit):
             return False
         until = self.clock() + max(self._source.poll_s, pause_s)
         if limit is not None:
             until = min(until, self._since + limit)
-        while (left := until - self.clock()) > 0 and not self._stops():
+        while (left := until - self.clock()) > 0 and not waits.stops(self._process):
             time.sleep(min(left, max(self._source.poll_s, waits.LOOK_S)))
         return True
-
-    def _stops(self) -> bool:
-        return self._process is not None and bool(self._process.stopping)
 
 
 def natural(name: str) -> tuple[Any, ...]:

@@ -404,7 +404,7 @@ class _Asking:
                 request = client.build_request("GET" if body is None else "POST", url, **given)
                 task = asyncio.create_task(http.exchange(client, request, poll._terms))
                 while not (await asyncio.wait({task}, timeout=waits.LOOK_S))[0]:
-                    if self._stopping:
+                    if waits.stops(self._process):
                         task.cancel()
                 return task.result()
 
@@ -416,13 +416,9 @@ class _Asking:
 
         threading.Thread(target=run, name="cues poll", daemon=True).start()
         while not concurrent.futures.wait([outcome], waits.LOOK_S).done:
-            if self._stopping:  # the thread may still wait for a name server
+            if waits.stops(self._process):  # the thread may still wait for a name server
                 raise _Draining
         return outcome.result()
-
-    @property
-    def _stopping(self) -> bool:
-        return self._process is not None and bool(self._process.stopping)
 
     def wait(self) -> None:
         """Wait for the next round. Raises :class:`_Draining` if there is none."""

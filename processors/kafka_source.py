@@ -163,7 +163,7 @@ class Reading:
         """Compare the topic with that of the position, and assign all partitions; False if the graph drains first."""
         self._ask()
         while not self._admin.is_answered(_LOOK_S):
-            if process is not None and process.stopping:
+            if waits.stops(process):
                 return False
         count = self._layout()
         for partition in range(count):
@@ -176,7 +176,7 @@ class Reading:
     def records(self, process: Any) -> Iterator[tuple[Position, Any]]:
         """Yield records until the end (``follow``: until the graph drains)."""
         ended: set[int] = set()
-        while process is None or not process.stopping:
+        while not waits.stops(process):
             self.validate()
             self._look()
             for message in self._next():

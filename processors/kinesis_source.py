@@ -229,7 +229,7 @@ class Reading:
         if self._first:
             self._start()
             yield self._pack(), None  # "latest" is now, also for a restart before the first record
-        while process is None or not process.stopping:
+        while not waits.stops(process):
             wait_s = self._ask()
             try:
                 shard, answer, at_ms = self._answers.get(timeout=wait_s)

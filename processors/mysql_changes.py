@@ -291,7 +291,7 @@ class Reading(changes.Reading):
         state["snapshot"] = {"from": kept["from"], "segments": self._parts([file, place])}
         self._facts = {"log": f"{file}:{place}", "number": None, "gtid": None, "time": datetime.now(UTC)}
         yield from self._rest()
-        if not self._stopping:
+        if not waits.stops(self._process):
             self._reader = None
             session.close()
 
@@ -322,7 +322,7 @@ class Reading(changes.Reading):
     def _rows(self, at: int, after: list[Any] | None) -> Iterator[tuple[Position, Any]]:
         table = self._tables[at]
         for page in self._server.pages(self._reader, table, after, _SORT_TIMES * self._source.timeout_s):
-            if self._stopping:
+            if waits.stops(self._process):
                 return
             for row, key in page:
                 self._position = [VERSION, at, key, 0, ""]
@@ -351,7 +351,7 @@ class Reading(changes.Reading):
         wire = self._wires.dump(file, place)
         try:
             for each in self._wires.packets(wire, None, session):
-                if self._stopping:
+                if waits.stops(self._process):
                     return
                 yield each
         finally:
@@ -440,7 +440,7 @@ class Reading(changes.Reading):
                     yield (told := [VERSION, file, begin, 0, wires.gtids]), held
                     held = None
                 self._forget_snapshot(place_of(file, begin) >= until)
-            if self._stopping:
+            if waits.stops(self._process):
                 return
             if not inside:
                 if kind != mysql_binlog.ROTATE and header.end > begin:

@@ -119,7 +119,7 @@ class Reading:
         if self._sequence is None:
             self._sequence = state["last_seq"] if source.start == "newest" else max(state["first_seq"] - 1, 0)
         yield from self._gap(state["first_seq"])
-        while process is None or not process.stopping:
+        while not waits.stops(process):
             found = call(self._fetch())
             jumps = [m for m, before in zip(found, [None, *found]) if m.sequence != self._before(before) + 1]
             first = call(self._state())["first_seq"] if jumps else 0

@@ -455,7 +455,7 @@ class Reading(changes.Reading):
         query = f"select {listed} from {from_clause(table)}{where} order by {', '.join(order)}"
         ask(session, f"declare cues_rows no scroll cursor for {query}")
         key = [names.index(name) for name, _, _ in table.key]
-        while not self._stopping:
+        while not waits.stops(self._process):
             page = ask(session, f"fetch {changes.PAGE_ROWS} from cues_rows", raw=True)
             readers = [values.reader(page.ftype(n)) for n in range(page.nfields)]
             for number in range(page.ntuples):
@@ -508,7 +508,7 @@ class Reading(changes.Reading):
         held: tuple[int, Any] | None = None
         reached, moved, count, skipped = lsn, time.monotonic(), 0, 0
         is_asked = False
-        while not self._stopping:
+        while not waits.stops(self._process):
             for data in wire.received():
                 if data[:1] == b"k":
                     (sent,) = _LSN.unpack_from(data, 1)

@@ -301,7 +301,7 @@ class RedisStream:
             client.close()
 
     def _items(self, client: Any, mark: Mark | None, process: Any) -> Iterator[tuple[Position, Any]]:
-        while process is None or not process.stopping:
+        while not waits.stops(process):
             extent, entries = self._read(client, mark)
             if extent is not None and extent.last < (mark.id if mark else extent.last):
                 assert mark is not None

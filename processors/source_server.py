@@ -222,7 +222,7 @@ class SourceServer(ABC):
             event = None
             with contextlib.suppress(queue.Empty):
                 event = self.events.get(timeout=waits.LOOK_S)
-            if self.ending or (process is not None and process.stopping):
+            if self.ending or waits.stops(process):
                 return  # a message that is yielded now may come too late to be committed
             if event is not None:
                 yield event

@@ -177,7 +177,7 @@ class Reading:
                 del self._state[id]
         wait_s = source.wait_s if source.idle_exit_s is None else min(source.wait_s, source.idle_exit_s)
         heard, forgotten = time.monotonic(), False
-        while self._process is None or not self._process.stopping:
+        while not waits.stops(self._process):
             forgotten |= self._forget()
             received = []
             if len(self._held) < source.in_flight:

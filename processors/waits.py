@@ -15,6 +15,11 @@ def answered(process: Any) -> None:
         process.wait(0)
 
 
+def stops(process: Any) -> bool:
+    """Return whether the graph drains, or (sink) stops; False if the source is called without a process."""
+    return process is not None and bool(process.stopping)
+
+
 def wait(process: Any, seconds: float, *, new: bool = True) -> bool:
     """Wait; return False at once when the graph drains, or (sink) stops.
 
@@ -24,7 +29,7 @@ def wait(process: Any, seconds: float, *, new: bool = True) -> bool:
         answered(process)
     end = time.monotonic() + seconds
     while True:
-        if process is not None and process.stopping:
+        if stops(process):
             return False
         left = end - time.monotonic()
         if left <= 0:

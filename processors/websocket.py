@@ -129,12 +129,12 @@ class WebSocket:
         checks.position_of(position, "cues.processors.websocket", 3, hint)
         _, number, last = position or (_VERSION, 0, None)
         closed = library().exceptions.ConnectionClosed
-        while process is None or not process.stopping:
+        while not waits.stops(process):
             with self._connected() as socket:
                 try:
                     for given in self._first(last) if callable(self._first) else self._first:
                         socket.send(given if isinstance(given, (str, bytes)) else jsontext.encode(given, compact=True))
-                    while process is None or not process.stopping:
+                    while not waits.stops(process):
                         try:
                             found = socket.recv(timeout=waits.LOOK_S)
                         except TimeoutError:
@@ -155,18 +155,18 @@ class WebSocket:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Any]:
         """Open a connection, which ends with the block."""
-        library, shown = http.package("websockets"), http.shown_url(self.url)
+        websockets, shown = library(), http.shown_url(self.url)
         headers = dict((self._headers() if callable(self._headers) else self._headers) or {})
         try:
-            socket = library.sync.client.connect(
+            socket = websockets.sync.client.connect(
                 self.url, additional_headers=headers, subprotocols=self._protocols or None, max_size=self._bytes_max,
                 open_timeout=self._timeout_s, close_timeout=1.0, ping_interval=self._ping_s, ping_timeout=self._ping_s,
             )  # fmt: skip
-        except library.exceptions.InvalidStatus as error:
+        except websockets.exceptions.InvalidStatus as error:
             raise self._refused(error.response, headers) from None
-        except (OSError, TimeoutError, EOFError, library.exceptions.InvalidMessage) as error:
+        except (OSError, TimeoutError, EOFError, websockets.exceptions.InvalidMessage) as error:
             raise http.unanswered("GET", shown, error) from error
-        except library.exceptions.InvalidHandshake as error:
+        except websockets.exceptions.InvalidHandshake as error:
             text = f"{shown} is no WebSocket: {error}"
             raise http.failed(http.RequestFailed, text, "correct url= and headers=.", None) from None
         with socket:
