@@ -27,7 +27,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
-from cues.arguments import check_number, text_of, texts_of, version_hint
+from cues.arguments import check_number, text_of, texts_of
 from cues.errors import Diverged, InvalidArgument
 from cues.processors import checks, waits
 
@@ -85,10 +85,7 @@ class Changes(checks.Reads):
         """Yield ``(position, message)`` after ``position``."""
         if position is not None:
             if not isinstance(position, list) or position[:1] != [VERSION] or not self._is_place(position[1:]):
-                raise Diverged(
-                    f"The position {str(position)[:80]} is not one of {type(self).__module__}, version {VERSION}.",
-                    version_hint(position, VERSION, "give the source another id, which begins at the start."),
-                )
+                raise checks.foreign_position(position, type(self).__module__, VERSION)
             if process is None:
                 raise InvalidArgument(
                     "Changes was called with a position and without process=, whose state it needs.",

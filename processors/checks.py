@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from cues.arguments import version_hint
 from cues.errors import Diverged, InvalidArgument
@@ -97,14 +97,19 @@ class Reads(Owned):
         reading.end()
 
 
-def position_of(
-    position: Any, module: str, length: int, hint: str = "give the source another id, which begins at the start."
-) -> None:
+BEGIN: Final = "give the source another id, which begins at the start."
+
+
+def foreign_position(position: Any, module: str, version: int, hint: str = BEGIN) -> Diverged:
+    """Return the error for a position that is not of a module, or of another version of it."""
+    text = f"The position {str(position)[:80]} is not one of {module}, version {version}."
+    return Diverged(text, version_hint(position, version, hint))
+
+
+def position_of(position: Any, module: str, length: int, hint: str = BEGIN) -> None:
     """Raise :class:`Diverged` for a position that is not of a module.
 
     A position is None, or a list of so many items, of which the first one is the version 1.
     """
     if position is not None and (not isinstance(position, list) or len(position) != length or position[0] != 1):
-        raise Diverged(
-            f"The position {str(position)[:80]} is not one of {module}, version 1.", version_hint(position, 1, hint)
-        )
+        raise foreign_position(position, module, 1, hint)

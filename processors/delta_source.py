@@ -47,9 +47,9 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from cues.arguments import check_number, options_of, path_of, texts_of, version_hint
+from cues.arguments import check_number, options_of, path_of, texts_of
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
-from cues.processors import SOURCE, blocks, columns, delta, foreign, formats, opened_file, places, takes, waits
+from cues.processors import SOURCE, blocks, checks, columns, delta, foreign, formats, opened_file, places, takes, waits
 from cues.processors.lake import says_away
 
 CHANGES: Final = ("refuse", "skip", "feed")
@@ -242,10 +242,7 @@ class _Reader:
 
     def _place(self, position: Position, id: str, newest: int) -> _Place:
         if not isinstance(position, list) or len(position) != 6 or position[0] != _VERSION:
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.delta_source, version {_VERSION}.",
-                version_hint(position, _VERSION, "give the source another id, which begins at the start."),
-            )
+            raise checks.foreign_position(position, "cues.processors.delta_source", _VERSION)
         place = _Place(*position[1:])
         if place.id != id:
             raise Diverged(

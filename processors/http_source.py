@@ -45,9 +45,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin, urlsplit
 
 from cues import codec, jsontext
-from cues.arguments import check_number, version_hint
+from cues.arguments import check_number
 from cues.errors import CodecError, Diverged, InvalidArgument
-from cues.processors import SOURCE, foreign, http, takes, waits
+from cues.processors import SOURCE, checks, foreign, http, takes, waits
 
 if TYPE_CHECKING:
     import httpx
@@ -332,11 +332,7 @@ class Poll:
             return
         if not isinstance(position, list) or position[:2] != [_VERSION, form] or len(position) not in sizes[form]:
             kind = {"list": "a list", "pages": "pages", "cursor": "a cursor"}[form]
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.http_source, version {_VERSION}, for"
-                f" {kind}.",
-                version_hint(position, _VERSION, "give the source another id, which begins at the start."),
-            )
+            raise checks.foreign_position(position, f"cues.processors.http_source for {kind}", _VERSION)
         if form == "pages" and _origin(position[4]) != _origin(self.url):
             raise Diverged(
                 f"The position is at {http.shown_url(position[4])}, and the source asks {http.shown_url(self.url)}.",

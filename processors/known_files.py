@@ -19,8 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Final, NamedTuple
 
-from cues.arguments import version_hint
-from cues.errors import Diverged
+from cues.processors import checks
 from cues.processors.places import Stat
 
 VERSION: Final = 2
@@ -85,14 +84,8 @@ def read_position(position: Any) -> tuple[Progress, Former | None]:
         former = Former(os.fsdecode(first), tuple(map(os.fsdecode, finished)))
         return Progress(0, read_identity(current), offset, line), former
     except (TypeError, ValueError):
-        raise Diverged(
-            f"The position {str(position)[:80]} is not one of cues.processors.file_source, version {VERSION}.",
-            version_hint(
-                position,
-                VERSION,
-                "give the source another id, which begins at the start; or declare the function that wrote it.",
-            ),
-        ) from None
+        hint = f"{checks.BEGIN[:-1]}; or declare the function that wrote it."
+        raise checks.foreign_position(position, "cues.processors.file_source", VERSION, hint) from None
 
 
 class Known(NamedTuple):

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from cues import MessagesPurged, jsontext
-from cues.arguments import version_hint
 from cues.errors import Away, CuesError, Diverged, InvalidArgument
 from cues.processors import SOURCE, checks, foreign, takes, waits
 from cues.processors.nats_client import AT_ONCE, Connection, Servers, is_away, library, named
@@ -276,7 +275,4 @@ def _fields(position: Any) -> tuple[str, int | None]:
     match position:
         case [version, str(created), int(sequence)] if version == _VERSION:
             return created, sequence
-    raise Diverged(
-        f"The position {str(position)[:80]} is not one of cues.processors.nats_streams, version {_VERSION}.",
-        version_hint(position, _VERSION, "give the source another id, which begins at the start."),
-    )
+    raise checks.foreign_position(position, "cues.processors.nats_streams", _VERSION)

@@ -50,7 +50,7 @@ from urllib.parse import urlsplit
 
 import cues
 from cues import MessagesPurged, jsontext
-from cues.arguments import check_number, options_of, text_of, version_hint
+from cues.arguments import check_number, options_of, text_of
 from cues.checkpoints import Row, Transaction, held, write_once
 from cues.errors import Away, CheckpointError, CuesError, Diverged, InvalidArgument
 from cues.imported import package
@@ -180,10 +180,7 @@ class Mark(NamedTuple):
                 raise ValueError(version)
             return Mark(id_of(id), number, id_of(told))
         except (TypeError, ValueError, AttributeError) as error:
-            raise Diverged(
-                f"The position {str(position)[:80]} is not one of cues.processors.redis_streams, version {_VERSION}.",
-                version_hint(position, _VERSION, "give the source another id, which begins at the start."),
-            ) from error
+            raise checks.foreign_position(position, "cues.processors.redis_streams", _VERSION) from error
 
     def gap(self, extent: Extent) -> tuple[str, Mark] | None:
         """Return what was removed after this mark, and the mark after the gap; None if nothing was.
