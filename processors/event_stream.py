@@ -95,8 +95,7 @@ class EventStream:
         check_number("timeout_s", timeout_s, 0.001)
         check_number("event_bytes_max", event_bytes_max, 1, whole=True)
         check_number("retry_after_s_max", retry_after_s_max, 0)
-        for package in ("httpx", "httpx_sse"):
-            http.package(package)
+        http.package("httpx", "httpx_sse")
 
     def __call__(self, position: Position | None, process: Any = None) -> Iterator[tuple[Position, Any]]:
         """Yield ``(position, message)`` for each event after ``position``, until the graph drains."""

@@ -101,9 +101,9 @@ class Answer(NamedTuple):
             ) from None  # fmt: skip
 
 
-def package(name: str) -> Any:
-    """Import a package of the extra ``http``. Raises :class:`cues.errors.NotInstalled`."""
-    return imported.package(f"The HTTP processors need {name}", "http", name)
+def package(*names: str) -> Any:
+    """Import packages of the extra ``http``, and return the first. Raises :class:`cues.errors.NotInstalled`."""
+    return imported.package(f"The HTTP processors need {' and '.join(names)}", "http", *names)
 
 
 def check_url(url: str) -> None:
@@ -162,7 +162,7 @@ def unanswered(method: str, url: Any, error: BaseException) -> TryLater:
     return found
 
 
-def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float:
+def retry_after_s(headers: Mapping[str, str]) -> float:
     """Return the seconds of a ``Retry-After``: a number, or a date; 0 if it is missing, unreadable or past."""
     value = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,12}", value, re.A):
@@ -172,7 +172,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> fl
     except (ValueError, TypeError, IndexError, OverflowError):
         return 0.0
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return max(0.0, (at - (now or datetime.now(UTC))).total_seconds())
+    return max(0.0, (at - datetime.now(UTC)).total_seconds())
 
 
 class Terms(NamedTuple):

@@ -48,8 +48,7 @@ class ServedSource(checks.Owned):
         check_number("port", self.port, 0, 65_535, whole=True)
         check_number("body_s", self.body_s, 0.001)
         check_number("answer_s", self.answer_s, 0.001)
-        for name in ("starlette", "uvicorn"):
-            http.package(name)
+        http.package("starlette", "uvicorn")
 
     @override
     def __getstate__(self) -> dict[str, Any]:

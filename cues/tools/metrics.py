@@ -195,15 +195,11 @@ class _Figures:
         return self.by_owner[owner]
 
 
-def of_processors(
-    store: Store, only: Iterable[str] | None = None, figures: _Figures | None = None
-) -> list[ProcessorMetrics]:
-    """Measure every processor, or those of the given ids that have run before."""
+def of_processors(store: Store, figures: _Figures | None = None) -> list[ProcessorMetrics]:
+    """Measure every processor."""
     figures = figures or _Figures(store)
-    known = processors(store)
     failures = _failures(store)
-    wanted = known if only is None else [ProcessorId(id) for id in only if id in known]
-    return [_processor(store, id, failures.get(id, Failures()), figures) for id in wanted]
+    return [_processor(store, id, failures.get(id, Failures()), figures) for id in processors(store)]
 
 
 def of_forwards(store: Store) -> list[ForwardMetrics]:
