@@ -206,6 +206,8 @@ def test_a_delivery_that_was_cut_otherwise_after_a_crash_is_compared_by_index(
 ) -> None:
     """The engine repeats the same range; a purge, or a seek, may cut another one that overlaps."""
     target = case.make(place(tmp_path, "t"))
+    if point.startswith("files.") and not isinstance(target, FileSink):
+        pytest.skip("only a sink of files has this point")
 
     def deliver(start: int, end: int) -> None:
         presented = cast(cues.Process, Presented({"g.save.q": (start, end)}))
@@ -214,7 +216,7 @@ def test_a_delivery_that_was_cut_otherwise_after_a_crash_is_compared_by_index(
             if fresh := transaction.fresh(presented.indices):
                 case.save([{"n": n} for n in fresh], presented)
 
-    with testing.crash(point, 1, how="raise"), contextlib.suppress(testing.Crashed):
+    with testing.crash(point, 1, how="raise"), pytest.raises(testing.Crashed):
         deliver(1, 4)
     deliver(1, 6)
     deliver(2, 8)
