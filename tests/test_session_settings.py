@@ -135,7 +135,7 @@ def test_a_place_that_cannot_hold_queues_is_refused_before_spark_starts(
     monkeypatch.setenv("SPARK_HOME", "/nowhere")
     done = command("run", file, "--engine", "spark", "--queues", place, *more)
     assert done.code == 1 and said in done.err and "Try: " in done.err, done
-    assert [each.name for each in file.parent.iterdir()] == ["graph.py"]
+    assert {each.name for each in file.parent.iterdir()} <= {"graph.py", "__pycache__"}, "nothing was made"
 
 
 def test_a_directory_that_does_not_exist_yet_is_not_made_by_a_check(tmp_path: Path) -> None:

@@ -34,5 +34,5 @@ def errors_of(text: str, store: str | None) -> str:
 
 def run_again(graph: str, queues: str | None, store: str | None) -> str:
     """The command that continues a run of a graph file; ``queues`` is the directory of its queues, if it has one."""
-    directory = f" --engine spark --queues {quoted(queues)}" if queues else ""
-    return f"cues run {quoted(graph)}{directory}" + (f" --store {quoted(store)}" if store else "")
+    command = f"cues run {quoted(graph)}" + (f" --engine spark --queues {quoted(queues)}" if queues else "")
+    return command + (f" --store {quoted(store)}" if store else "")
