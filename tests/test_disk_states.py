@@ -37,6 +37,7 @@ from test_power import by_message
 import cues
 from cues.errors import StoreDamaged
 from cues.storage import timeline
+from cues.storage.pages import DataFile
 
 pytestmark = [
     pytest.mark.interpreted,  # marks are made at the crash points of the core
@@ -428,18 +429,29 @@ def test_a_sync_that_is_left_out_is_found(
 
 
 @pytest.mark.damages_stores
-def test_pages_of_different_moments_are_refused_before_lmdb_follows_them(tmp_path: Path) -> None:
-    """The power goes in the middle of a "process" store's writes; LMDB would end the process at such a page."""
+@pytest.mark.parametrize("behind", [1, 5], ids=["the last two commits", "commits with a gap"])
+def test_pages_of_different_moments_are_refused_before_lmdb_follows_them(tmp_path: Path, behind: int) -> None:
+    """The power goes in the middle of a "process" store's writes; LMDB would end the process at such a page.
+
+    The pages of the two last commits may be from different moments too, which hinders no count of the pages.
+    """
     path = tmp_path / "store"
     with cues.open(path, durability="process", map_size=scenarios.MAP_BYTES) as store:
         appender = store.queue("in").appender()
         for n in range(40):
             appender.write(message(n))
+            if n == 40 - behind - 1:
+                early = (path / "data.mdb").read_bytes()
         assert store.check() == []
         whole = (path / "data.mdb").read_bytes()
+        with (path / "data.mdb").open("rb") as file:
+            (_, before) = DataFile(file.fileno()).metas
     (path / "open").write_text(" ".join(["another-boot", *timeline.inodes(path)]))
     data = bytearray(whole)
     data[20 * 4096 : 21 * 4096] = whole[22 * 4096 : 23 * 4096]
+    if behind > 1:
+        older = before.txnid % 2  # the page in which LMDB keeps it
+        data[older * 4096 : (older + 1) * 4096] = early[older * 4096 : (older + 1) * 4096]
     (path / "data.mdb").write_bytes(data)
     with pytest.raises(StoreDamaged, match="page"):
         cues.open(path)

@@ -68,7 +68,7 @@ from cues.steps.pauses import ErrorWindow
 from cues.steps.pending import PendingRow
 from cues.storage import door, timeline, transaction
 from cues.storage.datafile import ALWAYS, check_format
-from cues.storage.pages import META_PAGES, Census, DataFile, Meta
+from cues.storage.pages import META_PAGES, Census, DataFile
 from cues.storage.transaction import StoreTransaction
 from cues.txn.consumer_rows import ConsumerRow, PublisherRow
 
@@ -205,23 +205,28 @@ class _Walker:
 
         Return whether LMDB can follow them.
         """
-        found: list[Meta] = []
-        for _ in range(_LOOKS):
+        looks = 0
+        while True:
+            looks += 1
             # A writer may write a meta page while it is read, so both are read again if they do not fit.
             with self.store.core.view() as txn, door.reading(Path(self.store.directory) / "data.mdb") as file:
                 data = DataFile(file.fileno())
                 found = data.metas
                 metas = [meta for meta in found if meta.txnid == txn.id()]
-                if metas and len(found) == META_PAGES and found[0].txnid - found[1].txnid == (metas[0].txnid > 0):
-                    census = Census(data, metas[0], lambda done, total: self.progress("pages", done, total))
-                    yield from census.problems
-                    now, before = found[0], found[1]
-                    if not census.problems and now.txnid == metas[0].txnid and not census.follows(before):
-                        yield f"Commit {now.txnid} is not the one after {before.txnid}: one of the numbers is wrong."
-                    return census.is_readable
-        commits = ", ".join(str(meta.txnid) for meta in found) or "none"
-        yield f"The first two pages should be of the last two commits; those that can be read are of {commits}."
-        return True
+                fits = metas and len(found) == META_PAGES and found[0].txnid - found[1].txnid == (metas[0].txnid > 0)
+                if not fits and looks < _LOOKS:
+                    continue
+                if not fits:
+                    which = ", ".join(str(meta.txnid) for meta in found) or "none"
+                    yield f"The first two pages should be of the last two commits; the readable ones are of {which}."
+                if not metas:
+                    return False
+                census = Census(data, metas[0], lambda done, total: self.progress("pages", done, total))
+                yield from census.problems
+                now, before = found[0], found[-1]
+                if fits and not census.problems and now.txnid == metas[0].txnid and not census.follows(before):
+                    yield f"Commit {now.txnid} is not the one after {before.txnid}: one of the numbers is wrong."
+                return census.is_readable
 
     def _rows(self, prefix: bytes, txn: StoreTransaction | None = None) -> dict[str, bytes]:
         """The rows by the rest of their keys, in the transaction or in one of its own."""
